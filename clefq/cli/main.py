@@ -1,0 +1,82 @@
+"""The `clefq` command: one thin file per command, loaded here without heavy imports.
+
+Every `ClefqError` is caught once, here, and printed as one line with its fix; the process exits
+with the error's code. Ctrl-C exits with 130 and leaves nothing half-written.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from clefq import __version__
+from clefq.errors import ClefqError
+
+app = typer.Typer(
+    name="clefq",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+# Command modules, in the order of the loop. Each holds a function `command`, light to import.
+COMMANDS: dict[str, str] = {}
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"clefq {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Quantize Clef decision models and prove that the result may replace BF16."""
+
+
+def _register() -> None:
+    from importlib import import_module
+
+    for name, module in COMMANDS.items():
+        app.command(name)(import_module(f"clefq.cli.{module}").command)
+
+
+_register()
+
+
+def run() -> None:
+    """Entry point: runs the command and turns errors into one line and an exit code."""
+    try:
+        app()
+    except ClefqError as error:
+        _print_error(error)
+        sys.exit(int(error.exit_code))
+    except KeyboardInterrupt:
+        typer.echo("clefq: interrupted; nothing half-written, run it again to resume.", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(141)
+
+
+def _print_error(error: ClefqError) -> None:
+    if "--json" in sys.argv:
+        body = {"error": error.message, "fix": error.fix, "faults": list(error.faults)}
+        typer.echo(json.dumps(body, ensure_ascii=False))
+        return
+    typer.echo(f"clefq: {error.message}", err=True)
+    for fault in error.faults:
+        typer.echo(f"  {fault}", err=True)
+    if error.fix is not None:
+        typer.echo(f"  fix: {error.fix}", err=True)
+
+
+if __name__ == "__main__":
+    run()

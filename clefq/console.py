@@ -1,0 +1,59 @@
+"""What a command prints: progress and notes on stderr, the result on stdout.
+
+With `--json` stdout carries exactly one JSON document; with `--quiet` notes and bars are silent.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console as RichConsole
+from rich.console import RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+Advance = Callable[[int], None]
+
+
+class Console:
+    """Output of one command.
+
+    Args:
+        json_output: Write one JSON document to stdout instead of text.
+        quiet: No notes and no progress bars.
+    """
+
+    def __init__(self, *, json_output: bool = False, quiet: bool = False) -> None:
+        self.json_output = json_output
+        self.quiet = quiet
+        self._err = RichConsole(stderr=True, quiet=quiet, highlight=False)
+        self._out = RichConsole(highlight=False)
+
+    def note(self, text: str) -> None:
+        """One line about what is going on; never part of the result."""
+        self._err.print(text, markup=False)
+
+    @contextmanager
+    def progress(self, label: str, total: int) -> Iterator[Advance]:
+        """A progress bar on stderr; the yielded function takes the number of finished units."""
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(compact=True),
+        )
+        shown = not self.quiet and self._err.is_terminal
+        with Progress(*columns, console=self._err, disable=not shown, transient=True) as bars:
+            task = bars.add_task(label, total=total)
+            yield lambda count: bars.update(task, advance=count)
+
+    def result(self, value: Any, text: RenderableType) -> None:
+        """The command's result: `value` as JSON with `--json`, otherwise `text`."""
+        if self.json_output:
+            json.dump(value, sys.stdout, indent=2, sort_keys=True, ensure_ascii=False)
+            sys.stdout.write("\n")
+        else:
+            self._out.print(text)

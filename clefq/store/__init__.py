@@ -1,0 +1,1 @@
+"""What lies on disk: atomic writes, hashes, set folders, predictions files and run folders."""

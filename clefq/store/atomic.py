@@ -1,0 +1,137 @@
+"""Files and folders that are either whole or absent.
+
+Everything clefq writes is first written beside its final name, as `.<name>.partial`, flushed,
+and renamed at the end. A crash or Ctrl-C leaves at most the partial, never a half file under
+the final name.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from clefq.errors import InputError
+
+_BLOCK = 1 << 20
+
+
+def partial_path(path: Path) -> Path:
+    """The name beside `path` under which it is written until it is whole."""
+    return path.parent / f".{path.name}.partial"
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yields the partial path to write to; renames it to `path` if the block succeeds.
+
+    Raises:
+        InputError: The disk is full or the folder cannot be written to.
+    """
+    partial = partial_path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise disk_error(error, path) from error
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def atomic_folder(path: Path, *, keep_partial: bool = False) -> Iterator[Path]:
+    """Yields the partial folder to fill; renames it to `path` if the block succeeds.
+
+    Args:
+        path: The final folder; must not exist, or be empty.
+        keep_partial: Leave the partial folder after a failure, so that the same command can
+            resume from it. Otherwise it is removed.
+
+    Raises:
+        InputError: `path` exists already, the disk is full, or the place cannot be written to.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise InputError(f"{path} exists already.", fix="remove it or choose another --out.")
+    partial = partial_path(path)
+    done = False
+    try:
+        if partial.exists() and not keep_partial:
+            shutil.rmtree(partial)
+        partial.mkdir(parents=True, exist_ok=True)
+        yield partial
+        if path.exists():
+            path.rmdir()
+        partial.replace(path)
+        done = True
+    except OSError as error:
+        raise disk_error(error, path) from error
+    finally:
+        if not done and not keep_partial:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def disk_error(error: OSError, path: Path) -> InputError:
+    """Turns an operating-system error while writing `path` into one line with its fix."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return InputError(
+            f"no space left while writing {path}.", fix="free disk space and run it again."
+        )
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return InputError(f"cannot write {path}.", fix="choose a writable --out.")
+    return InputError(f"cannot use {error.filename or path}: {error.strerror or error}.")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes UTF-8 text with LF line ends, atomically."""
+    with atomic_file(path) as partial:
+        partial.write_bytes(text.encode("utf-8"))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes readable JSON (two-space indent, sorted keys, NaN refused), atomically."""
+    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    write_text(path, text + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Reads a JSON file.
+
+    Raises:
+        InputError: The file is missing, not UTF-8 or not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}.") from error
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"{path} is not valid JSON: {error}.") from error
+
+
+def compact_json(value: Any) -> str:
+    """JSON with sorted keys, no spaces and non-ASCII kept: the form of records and of prompts."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def sha256_file(path: Path) -> str:
+    """SHA-256 of a file's bytes, as 64 hex digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def sha256_bytes(data: bytes) -> str:
+    """SHA-256 of bytes, as 64 hex digits."""
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,258 @@
+"""Predictions files: one Parquet row per question, with its provenance in the file metadata.
+
+The baseline's file and each candidate's file are the only input of `parity`. Strict on both
+sides: what is malformed is refused when it is written, not when it is judged.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from clefq.errors import PredictionsError
+from clefq.store.atomic import atomic_file
+
+SCHEMA_VERSION = 1
+METADATA_KEY = b"clefq"
+KERNELS = ("real", "simulated")
+ARITHMETIC = ("bf16", "w8a8", "w4a16", "w4a4")
+QUESTION_TYPES = ("noul", "choice", "score")
+
+ARROW_SCHEMA = pa.schema(
+    [
+        pa.field("record_id", pa.string(), nullable=False),
+        pa.field("cohort", pa.string(), nullable=False),
+        pa.field("question_id", pa.string(), nullable=False),
+        pa.field("question_type", pa.string(), nullable=False),
+        pa.field("option_ids", pa.list_(pa.string()), nullable=False),
+        pa.field("logprobs", pa.list_(pa.float64())),
+        pa.field("gold", pa.string()),
+        pa.field("input_tokens", pa.int64(), nullable=False),
+        pa.field("truncated_tokens", pa.int64(), nullable=False),
+        pa.field("error", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionsMeta:
+    """Where a predictions file comes from, as executed, not as intended.
+
+    Attributes:
+        eval_set: Name of the set.
+        eval_set_sha256: Hash of the set (see `clefq.store.sets`).
+        model_id: Folder name or hub id of the model.
+        model_revision: Hub commit, or None for a local folder.
+        model_sha256: `clefq.clef.checkpoint.checkpoint_sha256` of the folder, or None (http).
+        variant: Name in the run folder, for example `bf16`.
+        scheme: `bf16`, `fp8`, `nvfp4`, `nvfp4a16`, `nvfp4-mlp`, `mixed` or `unknown`.
+        engine: `transformers`, `vllm`, `http` or `import`.
+        engine_version: Version of that engine's package.
+        kernels: `real`, or `simulated` where an emulation stands in for the real kernels.
+        arithmetic: The matrix arithmetic that ran: `bf16`, `w8a8`, `w4a16` or `w4a4`.
+        dtype: Type of the activations, for example `bfloat16`.
+        device: `cpu` or the accelerator's name.
+        clefq_version: Version that wrote the file.
+        created_at: RFC 3339, UTC.
+        max_length: Token limit of a prompt.
+        truncate_state: Whether over-long states were cut as the reference does.
+        probability_quantum: Rounding step of the source's probabilities, or None for exact ones.
+        schema_version: Version of this format.
+    """
+
+    eval_set: str
+    eval_set_sha256: str
+    model_id: str
+    model_revision: str | None
+    model_sha256: str | None
+    variant: str
+    scheme: str
+    engine: str
+    engine_version: str
+    kernels: Literal["real", "simulated"]
+    arithmetic: Literal["bf16", "w8a8", "w4a16", "w4a4"]
+    dtype: str
+    device: str
+    clefq_version: str
+    created_at: str
+    max_length: int
+    truncate_state: bool
+    probability_quantum: float | None
+    schema_version: int = SCHEMA_VERSION
+
+    def faults(self) -> list[str]:
+        """Every fault of the metadata, empty when it is sound."""
+        found = []
+        if self.schema_version != SCHEMA_VERSION:
+            found.append(f"schema_version is {self.schema_version}, expected {SCHEMA_VERSION}")
+        if self.kernels not in KERNELS:
+            found.append(f"kernels is {self.kernels!r}, expected one of {', '.join(KERNELS)}")
+        if self.arithmetic not in ARITHMETIC:
+            found.append(
+                f"arithmetic is {self.arithmetic!r}, expected one of {', '.join(ARITHMETIC)}"
+            )
+        digest = self.eval_set_sha256
+        if not (isinstance(digest, str) and len(digest) == 64):
+            found.append("eval_set_sha256 is not 64 hex digits")
+        quantum = self.probability_quantum
+        if quantum is not None and not 0 < quantum < 1:
+            found.append(f"probability_quantum is {quantum}, expected null or 0 < d < 1")
+        try:
+            created = datetime.fromisoformat(self.created_at)
+            if created.utcoffset() is None:
+                found.append("created_at has no time zone")
+        except (ValueError, TypeError):
+            found.append(f"created_at is {self.created_at!r}, expected RFC 3339")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """A predictions file in memory.
+
+    Attributes:
+        meta: Provenance.
+        frame: One row per question, columns as in `ARROW_SCHEMA`; `option_ids` and `logprobs`
+            hold Python lists or numpy arrays (natural log; null logprobs where `error` is set).
+        path: The file it was read from, or None.
+    """
+
+    meta: PredictionsMeta
+    frame: pd.DataFrame
+    path: Path | None = None
+
+
+def validate_frame(frame: pd.DataFrame, quantum: float | None = None) -> list[str]:
+    """Every kind of fault of a predictions frame, one line each with the first offending row.
+
+    A row carries either logprobs that sum to one (to 1e-12, or to K·d/2 + 1e-12 for K options
+    and a declared quantum d) or an error.
+    """
+    missing = [name for name in ARROW_SCHEMA.names if name not in frame.columns]
+    if missing:
+        return [f"columns missing: {', '.join(missing)}"]
+    found: list[str] = []
+    doubled = frame.duplicated(["record_id", "question_id"])
+    if bool(doubled.any()):
+        row = frame[doubled].iloc[0]
+        found.append(f"{row.record_id}/{row.question_id} appears more than once")
+    seen: set[str] = set()
+    for row in frame.itertuples(index=False):
+        fault = _row_fault(row, quantum)
+        if fault is not None and fault[0] not in seen:
+            seen.add(fault[0])
+            found.append(f"{row.record_id}/{row.question_id}: {fault[1]}")
+    return found
+
+
+def _row_fault(row: Any, quantum: float | None) -> tuple[str, str] | None:
+    options = list(row.option_ids)
+    if row.question_type not in QUESTION_TYPES:
+        return "type", f"unknown question type {row.question_type!r}"
+    if len(options) < 2 or len(set(options)) != len(options):
+        return "options", "needs at least two distinct option ids"
+    failed = isinstance(row.error, str)
+    if failed != (row.logprobs is None):
+        return "error", "needs either logprobs or an error, not both or neither"
+    if failed:
+        return None
+    logprobs = np.asarray(row.logprobs, dtype=np.float64)
+    if logprobs.shape != (len(options),):
+        return "length", f"{logprobs.size} logprobs for {len(options)} options"
+    if bool(np.isnan(logprobs).any()) or bool((logprobs == np.inf).any()):
+        return "nan", "logprobs hold NaN or +inf; write the row with its error instead"
+    slack = 1e-12 if quantum is None else len(options) * quantum / 2 + 1e-12
+    total = float(np.exp(logprobs).sum())
+    if abs(total - 1.0) > slack:
+        return "sum", f"probabilities sum to {total!r}"
+    return None
+
+
+def write_predictions(path: Path, frame: pd.DataFrame, meta: PredictionsMeta) -> None:
+    """Writes a predictions file atomically, refusing what would not read back.
+
+    Raises:
+        PredictionsError: The frame or the metadata is malformed; lists every kind of fault.
+    """
+    faults = meta.faults() + validate_frame(frame, meta.probability_quantum)
+    if faults:
+        raise PredictionsError(f"{path} would be malformed: {faults[0]}.", faults=faults[1:])
+    table = pa.Table.from_pandas(
+        frame[ARROW_SCHEMA.names], schema=ARROW_SCHEMA, preserve_index=False
+    )
+    blob = json.dumps(asdict(meta), sort_keys=True).encode()
+    table = table.replace_schema_metadata({METADATA_KEY: blob})
+    with atomic_file(path) as partial:
+        pq.write_table(table, partial, compression="zstd")
+
+
+def read_meta(path: Path) -> PredictionsMeta:
+    """Reads the provenance alone.
+
+    Raises:
+        PredictionsError: Not a Parquet file, or not one of ours.
+    """
+    return _meta_of(path, _open(path).schema_arrow.metadata)
+
+
+def read_predictions(path: Path) -> Predictions:
+    """Reads and checks a predictions file.
+
+    Raises:
+        PredictionsError: Missing, not Parquet, wrong columns, malformed rows or metadata.
+    """
+    file = _open(path)
+    meta = _meta_of(path, file.schema_arrow.metadata)
+    table = file.read()
+    if table.schema.names != ARROW_SCHEMA.names:
+        raise PredictionsError(
+            f"{path} has columns {', '.join(table.schema.names)}.",
+            fix="write it with `clefq predict`.",
+        )
+    frame = table.to_pandas()
+    faults = validate_frame(frame, meta.probability_quantum)
+    if faults:
+        raise PredictionsError(f"{path} is malformed: {faults[0]}.", faults=faults[1:])
+    return Predictions(meta=meta, frame=frame, path=path)
+
+
+def _open(path: Path) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(path)
+    except FileNotFoundError as error:
+        raise PredictionsError(
+            f"no predictions file {path}.", fix="make it with `clefq predict`."
+        ) from error
+    except (pa.ArrowInvalid, OSError) as error:
+        raise PredictionsError(
+            f"{path} is not a whole Parquet file.", fix="make it again with `clefq predict`."
+        ) from error
+
+
+def _meta_of(path: Path, metadata: dict[bytes, bytes] | None) -> PredictionsMeta:
+    blob = (metadata or {}).get(METADATA_KEY)
+    if blob is None:
+        raise PredictionsError(
+            f"{path} carries no clefq metadata.", fix="make it with `clefq predict`."
+        )
+    try:
+        values = json.loads(blob)
+        names = {field.name for field in fields(PredictionsMeta)}
+        if not isinstance(values, dict) or set(values) != names:
+            wrong = sorted(set(values) ^ names) if isinstance(values, dict) else ["not an object"]
+            raise PredictionsError(f"{path}: metadata differs in {', '.join(wrong)}.")
+        meta = PredictionsMeta(**values)
+    except json.JSONDecodeError as error:
+        raise PredictionsError(f"{path}: metadata is not JSON.") from error
+    faults = meta.faults()
+    if faults:
+        raise PredictionsError(f"{path}: {faults[0]}.", faults=faults[1:])
+    return meta
