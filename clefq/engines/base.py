@@ -1,0 +1,200 @@
+"""What every engine is: records in, natural-log option probabilities out, with provenance.
+
+An engine yields one `RecordResult` per record, in an order of its own (usually by length), as
+soon as its batch is done, so that the caller can journal it. A fault of one record is a result
+with errors, never an exception: the coverage gate judges it. An exception means that the engine
+itself cannot go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clefq.errors import InputError
+
+if TYPE_CHECKING:
+    from clefq.clef.records import Record
+
+Kernels = Literal["real", "simulated"]
+Arithmetic = Literal["bf16", "w8a8", "w4a16", "w4a4"]
+EngineName = Literal["transformers", "vllm", "http"]
+DTYPES = ("auto", "bfloat16", "float32", "float64")
+DEFAULT_MAX_LENGTH = 16_384
+DEFAULT_BATCH_TOKENS = 4_096
+NON_FINITE = "non-finite logits"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What ran, as executed and not as intended: goes into the predictions file.
+
+    Attributes:
+        engine: `transformers`, `vllm` or `http`.
+        engine_version: Version of that package (or of the server, for http).
+        kernels: `real`, or `simulated` where an emulation stands in for the real kernels.
+        arithmetic: Matrix arithmetic as executed (NVFP4 on Hopper is `w4a16`).
+        dtype: Type of the activations between the matrix products, for example `bfloat16`.
+        device: `cpu` or the accelerator's name.
+        probability_quantum: Rounding step of the probabilities, or None for exact ones.
+    """
+
+    engine: EngineName
+    engine_version: str
+    kernels: Kernels
+    arithmetic: Arithmetic
+    dtype: str
+    device: str
+    probability_quantum: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """How to run an engine. What an engine does not know it refuses, it never ignores it.
+
+    Attributes:
+        max_length: Token limit of a prompt, media tokens included.
+        truncate_state: Cut an over-long state as the reference does (recorded per row); without
+            it an over-long record is an error of that record.
+        batch_tokens: Most tokens of one batch, padding included; a longer record runs alone.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        dtype: `auto` (as the checkpoint says, bfloat16), or `float32`, `float64` for references.
+        threads: CPU threads, or None for the library's own choice.
+    """
+
+    max_length: int = DEFAULT_MAX_LENGTH
+    truncate_state: bool = False
+    batch_tokens: int = DEFAULT_BATCH_TOKENS
+    device: str = "auto"
+    dtype: str = "auto"
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        faults = [
+            f"{name} is {value}, expected a positive number"
+            for name, value in (
+                ("max_length", self.max_length),
+                ("batch_tokens", self.batch_tokens),
+                ("threads", self.threads),
+            )
+            if value is not None and value < 1
+        ]
+        if self.dtype not in DTYPES:
+            faults.append(f"dtype is {self.dtype!r}, expected one of {', '.join(DTYPES)}")
+        if faults:
+            raise InputError(f"engine options: {faults[0]}.", faults=faults[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class RecordResult:
+    """What an engine has to say about one record.
+
+    Every question of the record stands in exactly one of `logprobs` and `errors`.
+
+    Attributes:
+        record_id: The record's id.
+        option_ids: Per question that could be encoded, its option ids in prompt order.
+        logprobs: Per answered question, natural-log probabilities, float64, in that order;
+            sums to one within 1e-12.
+        errors: Per failed question, one line that says why.
+        input_tokens: Length of the prompt as run (0 where the record was not run).
+        truncated_tokens: State tokens that were cut (0 unless `truncate_state`).
+    """
+
+    record_id: str
+    option_ids: Mapping[str, tuple[str, ...]]
+    logprobs: Mapping[str, NDArray[np.float64]]
+    errors: Mapping[str, str] = field(default_factory=dict)
+    input_tokens: int = 0
+    truncated_tokens: int = 0
+
+    @classmethod
+    def failed(cls, record: Record, error: str, input_tokens: int = 0) -> RecordResult:
+        """A result in which every question of the record carries the same error."""
+        return cls(
+            record_id=record.id,
+            option_ids={q.id: q.option_ids for q in record.questions},
+            logprobs={},
+            errors={q.id: error for q in record.questions},
+            input_tokens=input_tokens,
+        )
+
+
+class Engine(Protocol):
+    """One loaded model. Use it as a context manager, or call `close` when done."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """What runs; known once the model is loaded."""
+        ...
+
+    def predict(
+        self, records: Sequence[Record], media_root: Path | None = None
+    ) -> Iterator[RecordResult]:
+        """One result per record, each as soon as it is known, in any order.
+
+        Args:
+            records: The records; ids are unique.
+            media_root: Folder that the records' image paths are relative to.
+        """
+        ...
+
+    def close(self) -> None:
+        """Frees memory, processes and devices; harmless when called twice."""
+        ...
+
+
+def log_softmax(logits: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Natural-log softmax in float64 of one question's logits.
+
+    Normalised twice, so that the probabilities sum to one within 1e-12 for 255 options too.
+
+    Raises:
+        ValueError: Empty or non-finite logits (a number must not be invented for them).
+    """
+    values = np.asarray(logits, dtype=np.float64)
+    if values.size == 0 or not bool(np.isfinite(values).all()):
+        raise ValueError(NON_FINITE)
+    shifted = values - values.max()
+    logprobs: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
+    return logprobs - np.log(np.exp(logprobs).sum())
+
+
+def result_from_logits(
+    record: Record,
+    logits: Mapping[str, NDArray[np.floating]],
+    input_tokens: int,
+    truncated_tokens: int = 0,
+) -> RecordResult:
+    """Turns one record's raw option logits into a result; non-finite questions become errors.
+
+    Args:
+        record: The record that was run.
+        logits: Question id to logits, shape [options of the question], in prompt order.
+        input_tokens: Length of the prompt as run.
+        truncated_tokens: State tokens that were cut.
+    """
+    logprobs: dict[str, NDArray[np.float64]] = {}
+    errors: dict[str, str] = {}
+    for question in record.questions:
+        values = logits.get(question.id)
+        if values is None or len(values) != len(question.option_ids):
+            errors[question.id] = "the engine returned no logit for some option"
+            continue
+        try:
+            logprobs[question.id] = log_softmax(values)
+        except ValueError as error:
+            errors[question.id] = str(error)
+    return RecordResult(
+        record_id=record.id,
+        option_ids={q.id: q.option_ids for q in record.questions},
+        logprobs=logprobs,
+        errors=errors,
+        input_tokens=input_tokens,
+        truncated_tokens=truncated_tokens,
+    )
