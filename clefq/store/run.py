@@ -1,5 +1,7 @@
-"""The run folder: `models/<variant>`, `sets/<set>`, `predictions/<set>/<variant>.parquet`,
-`report/<set>/`."""
+"""The run folder: models, sets, predictions and reports of one comparison.
+
+`models/<variant>/`, `sets/<set>/`, `predictions/<set>/<variant>.parquet`, `report/<set>/`.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,41 @@
+# Each target does all that it needs on a fresh machine. CI calls only these.
+PYTHON ?= python3
+PIP_ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+SERVE_VENV := .venv-serve
+STAMP := $(VENV)/.installed
+SERVE_STAMP := $(SERVE_VENV)/.installed
+
+.PHONY: setup setup-serve fix check test test-serve demo gate bench wheel clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints/quantize.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q $(PIP_ARGS) --upgrade pip
+	$(BIN)/pip install -q $(PIP_ARGS) -c constraints/quantize.txt -e '.[quantize,hub,dev]'
+	@# on its own and without its dependencies: they pull a torchvision that breaks transformers
+	$(BIN)/pip install -q $(PIP_ARGS) --no-deps clef-finetune==0.1.0
+	@touch $@
+
+fix: setup
+	$(BIN)/ruff check --fix clefq tests benchmarks
+	$(BIN)/ruff format clefq tests benchmarks
+
+check: setup
+	$(BIN)/ruff check clefq tests benchmarks
+	$(BIN)/ruff format --check clefq tests benchmarks
+	$(BIN)/mypy
+
+test: setup
+	$(BIN)/python -m pytest -m 'not serve'
+
+demo: setup
+	$(BIN)/clefq demo --out demo-run
+
+wheel: setup
+	$(BIN)/pip wheel -q --no-deps -w dist .
+
+clean:
+	rm -rf $(VENV) $(SERVE_VENV) dist build demo-run

@@ -1,0 +1,114 @@
+"""Files and folders are whole or absent."""
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clefq.errors import InputError
+from clefq.store.atomic import (
+    atomic_file,
+    atomic_folder,
+    compact_json,
+    partial_path,
+    read_json,
+    sha256_bytes,
+    sha256_file,
+    write_json,
+)
+
+
+def test_file_appears_only_when_whole(tmp_path: Path) -> None:
+    target = tmp_path / "a" / "x.txt"
+    with atomic_file(target) as partial:
+        partial.write_text("half")
+        assert not target.exists()
+    assert target.read_text() == "half"
+    assert not partial_path(target).exists()
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_failure_keeps_the_old_file_and_leaves_no_partial(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
+    target = tmp_path / "x.txt"
+    target.write_text("old")
+    with pytest.raises(error), atomic_file(target) as partial:
+        partial.write_text("new")
+        raise error
+    assert target.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["x.txt"]
+
+
+def test_full_disk_is_one_line(tmp_path: Path) -> None:
+    with (
+        pytest.raises(InputError, match="no space left while writing") as raised,
+        atomic_file(tmp_path / "x") as partial,
+    ):
+        partial.write_text("half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert raised.value.fix is not None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_appears_only_when_whole(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    with pytest.raises(RuntimeError), atomic_folder(target) as partial:
+        (partial / "x").write_text("half")
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+    with atomic_folder(target) as partial:
+        (partial / "x").write_text("whole")
+    assert (target / "x").read_text() == "whole"
+
+
+def test_folder_can_be_resumed(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    with pytest.raises(RuntimeError), atomic_folder(target, keep_partial=True) as partial:
+        (partial / "first").write_text("1")
+        raise RuntimeError
+    assert not target.exists()
+    with atomic_folder(target, keep_partial=True) as partial:
+        assert (partial / "first").read_text() == "1"
+    assert (target / "first").exists()
+
+
+def test_existing_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "x").write_text("")
+    with pytest.raises(InputError, match="exists already"), atomic_folder(tmp_path / "out"):
+        pass
+
+
+def test_json_is_strict(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="JSON compliant"):
+        write_json(tmp_path / "x.json", {"a": float("nan")})
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(InputError, match=r"bad\.json is not valid JSON"):
+        read_json(tmp_path / "bad.json")
+    with pytest.raises(InputError, match="cannot read"):
+        read_json(tmp_path / "absent.json")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+
+
+@given(JSON)
+def test_compact_json_round_trips(value: object) -> None:
+    text = compact_json(value)
+    assert json.loads(text) == value
+    assert "\n" not in text
+
+
+def test_hashes_agree(tmp_path: Path) -> None:
+    data = bytes(range(256)) * 9000
+    (tmp_path / "x").write_bytes(data)
+    assert sha256_file(tmp_path / "x") == sha256_bytes(data)
