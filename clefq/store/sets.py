@@ -1,0 +1,448 @@
+"""Set folders: `records.jsonl`, `images/`, `manifest.json`.
+
+The hash of a set covers the exact bytes of its records and the bytes of its images; every
+predictions file and report names it, and what was made on another set is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from clefq.clef.records import Record, iter_records, record_to_json
+from clefq.errors import InputError
+from clefq.store.atomic import (
+    atomic_folder,
+    compact_json,
+    disk_error,
+    read_json,
+    sha256_bytes,
+    sha256_file,
+    write_json,
+)
+from clefq.store.strict import read_strict, to_plain
+
+SCHEMA_VERSION = 1
+RECORDS_FILE = "records.jsonl"
+MANIFEST_FILE = "manifest.json"
+MEDIA_FOLDERS = ("images", "videos")
+
+Role = Literal["calibration", "eval"]
+
+# Upper ends of the length bands in input tokens; 1K is 1,024 tokens, as in a 16K limit of 16,384.
+LENGTH_BANDS: tuple[tuple[str, int | None], ...] = (
+    ("<2K", 2048),
+    ("2–8K", 8192),
+    ("8–32K", 32768),
+    ("32–128K", 131072),
+    ("≥128K", None),
+)
+
+
+def length_band(tokens: int) -> str:
+    """The length band of a prompt of `tokens` input tokens, for example `2–8K`."""
+    for name, end in LENGTH_BANDS:
+        if end is None or tokens < end:
+            return name
+    raise AssertionError("the last band is open")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceInfo:
+    """Where some of a set's records come from.
+
+    Attributes:
+        source: Name of the source, for example `banking77`.
+        origin: `local` folder, `hub`, `generated` by clefq, or the user's own file.
+        revision: Commit of the hub data set or of the original repository, if known.
+        files: Relative path → SHA-256 of every file that was read.
+        licence: SPDX-like name of the licence.
+        attribution: The line that the licence asks for, or None.
+        rows_read: Rows that the source's files hold in the splits read.
+        rows_malformed: Rows that were refused; each is listed in `malformed.jsonl`.
+        rows_taken: Records of this source in the set.
+    """
+
+    source: str
+    origin: Literal["local", "hub", "generated", "user"]
+    revision: str | None
+    files: Mapping[str, str]
+    licence: str
+    attribution: str | None
+    rows_read: int = 0
+    rows_malformed: int = 0
+    rows_taken: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Decontamination:
+    """What was compared with what, and what it removed (listed in `removed.jsonl`).
+
+    Attributes:
+        against: Name → hash of every set or list that the records were held against.
+        ngram: Words in a shingle.
+        threshold: Jaccard similarity of the shingle sets from which two records are near
+            duplicates.
+        removed: Reason → number of records removed (`exact`, `normalised`, `near`, with
+            `-within` or `-against` appended).
+    """
+
+    against: Mapping[str, str]
+    ngram: int
+    threshold: float
+    removed: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLengths:
+    """Distribution of the prompts' lengths in tokens.
+
+    Attributes:
+        tokenizer: Name of the tokenizer that counted.
+        tokenizer_sha256: SHA-256 of its `tokenizer.json`.
+        bands: Length band → number of records, in the order of the bands.
+        shortest: Fewest tokens.
+        median: Lower median.
+        p95: 95th percentile (nearest rank).
+        longest: Most tokens.
+        total: Tokens of the whole set.
+    """
+
+    tokenizer: str
+    tokenizer_sha256: str
+    bands: Mapping[str, int]
+    shortest: int
+    median: int
+    p95: int
+    longest: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetManifest:
+    """`manifest.json` of a set folder; says nothing about time, so that a rebuild is identical.
+
+    Attributes:
+        role: `calibration` or `eval`.
+        name: Name of the set.
+        definition: The definition it was built from, as JSON.
+        definition_sha256: SHA-256 over the compact JSON of the definition.
+        sources: One entry per source.
+        records: Number of records.
+        questions: Question type → number of questions.
+        cohorts: Cohort → number of records.
+        sha256: The set's hash (`SetFolder.sha256`).
+        token_lengths: Lengths, or None when no tokenizer was given.
+        decontamination: Result, or None when it was switched off.
+        clefq_version: Version that built the set.
+        schema_version: Version of this format.
+    """
+
+    role: Role
+    name: str
+    definition: Any
+    definition_sha256: str
+    sources: tuple[SourceInfo, ...]
+    records: int
+    questions: Mapping[str, int]
+    cohorts: Mapping[str, int]
+    sha256: str
+    token_lengths: TokenLengths | None
+    decontamination: Decontamination | None
+    clefq_version: str
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounter:
+    """Counts a record's prompt tokens while a set is written.
+
+    Attributes:
+        tokenizer: Name for the manifest.
+        tokenizer_sha256: Hash for the manifest.
+        count: Record → input tokens.
+    """
+
+    tokenizer: str
+    tokenizer_sha256: str
+    count: Callable[[Record], int]
+
+
+@dataclass(frozen=True, slots=True)
+class SetDraft:
+    """What the writer of a set knows before the records are written.
+
+    Attributes:
+        role: `calibration` or `eval`.
+        name: Name of the set.
+        definition: JSON of the definition (for generated sets: the generator's parameters).
+        sources: One entry per source.
+        decontamination: Result, or None.
+        counter: Counts tokens for the histogram, or None.
+        attachments: Name in the set folder → file to copy (`removed.jsonl`, `malformed.jsonl`).
+    """
+
+    role: Role
+    name: str
+    definition: Any
+    sources: tuple[SourceInfo, ...]
+    decontamination: Decontamination | None = None
+    counter: TokenCounter | None = None
+    attachments: Mapping[str, Path] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class SetFolder:
+    """A set on disk.
+
+    Attributes:
+        path: The folder.
+        manifest: Its manifest.
+    """
+
+    path: Path
+    manifest: SetManifest
+
+    @property
+    def name(self) -> str:
+        """Name of the set."""
+        return self.manifest.name
+
+    def records(self) -> Iterator[Record]:
+        """Streams the records in file order.
+
+        Raises:
+            RecordError: A line is malformed; names the line.
+        """
+        return iter_records(self.path / RECORDS_FILE)
+
+    def sha256(self) -> str:
+        """The set's hash, from the bytes on disk (not from the manifest)."""
+        return set_sha256(self.path)
+
+    def media_path(self, relative: str) -> Path:
+        """Path of a record's image or video."""
+        return self.path / relative
+
+
+def set_sha256(folder: Path) -> str:
+    r"""SHA-256 over the bytes of `records.jsonl`, then `path\0sha256hex\n` per image in path order.
+
+    Paths are relative to the set, with forward slashes, in code point order.
+
+    Raises:
+        InputError: The folder has no `records.jsonl`.
+    """
+    digest = hashlib.sha256()
+    try:
+        with (folder / RECORDS_FILE).open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    except OSError as error:
+        raise _no_set(folder) from error
+    for path in _media_files(folder):
+        digest.update(f"{path}\0{sha256_file(folder / path)}\n".encode())
+    return digest.hexdigest()
+
+
+def open_set(path: Path) -> SetFolder:
+    """Opens a set folder and checks that its bytes are the ones that were built.
+
+    Raises:
+        InputError: Not a set folder, a malformed manifest, or records or images that were
+            changed after the set was built.
+    """
+    if not (path / RECORDS_FILE).is_file() or not (path / MANIFEST_FILE).is_file():
+        raise _no_set(path)
+    manifest = read_manifest(path / MANIFEST_FILE)
+    found = set_sha256(path)
+    if found != manifest.sha256:
+        raise InputError(
+            f"{path}: records or images were changed after the set was built "
+            f"(hash {found[:12]}, manifest {manifest.sha256[:12]}).",
+            fix="build it again with `clefq build`.",
+        )
+    return SetFolder(path, manifest)
+
+
+def read_manifest(path: Path) -> SetManifest:
+    """Reads `manifest.json`, strictly.
+
+    Raises:
+        InputError: Missing, not JSON, or not of this schema; lists every fault.
+    """
+    value = read_json(path)
+    faults: list[str] = []
+    manifest = read_strict(SetManifest, value, faults)
+    if manifest is not None and manifest.schema_version != SCHEMA_VERSION:
+        faults.append(f"schema_version is {manifest.schema_version}, expected {SCHEMA_VERSION}")
+    if manifest is None or faults:
+        raise InputError(
+            f"{path}: {faults[0]}.", fix="build the set again.", faults=tuple(faults[1:])
+        )
+    return manifest
+
+
+def write_set(
+    folder: Path, records: Iterable[Record], media: Mapping[str, Path], draft: SetDraft
+) -> SetFolder:
+    """Writes a set folder, whole or not at all, in bounded memory.
+
+    Args:
+        folder: The final folder; must not exist or be empty.
+        records: The records, in the order of the file.
+        media: Path in the set (`images/a.png`, as records name it) → file to copy.
+        draft: Everything else that the manifest says.
+
+    Raises:
+        InputError: The folder exists, the disk is full, an image is missing or unused, two
+            records share an id, or there is no record at all.
+    """
+    tally = _Tally()
+    with atomic_folder(folder) as partial:
+        try:
+            _write_records(partial / RECORDS_FILE, records, tally, draft.counter)
+            _copy_media(partial, media, tally)
+            for name, source in draft.attachments.items():
+                shutil.copyfile(source, partial / name)
+            manifest = _manifest(draft, tally, set_sha256(partial))
+            write_json(partial / MANIFEST_FILE, to_plain(manifest))
+        except OSError as error:
+            raise disk_error(error, folder) from error
+    return SetFolder(folder, manifest)
+
+
+class _Tally:
+    """Counts while records stream past; ids are kept as 16-byte digests."""
+
+    def __init__(self) -> None:
+        self.records = 0
+        self.questions: Counter[str] = Counter()
+        self.cohorts: Counter[str] = Counter()
+        self.lengths: Counter[int] = Counter()
+        self.media: set[str] = set()
+        self._ids: set[bytes] = set()
+
+    def add(self, record: Record) -> None:
+        key = hashlib.blake2b(record.id.encode(), digest_size=16).digest()
+        if key in self._ids:
+            raise InputError(f"two records have the id {record.id!r}.")
+        self._ids.add(key)
+        self.records += 1
+        self.cohorts[record.cohort] += 1
+        self.questions.update(question.type for question in record.questions)
+        self.media.update(record.images)
+        self.media.update(record.videos)
+
+
+def _write_records(
+    path: Path, records: Iterable[Record], tally: _Tally, counter: TokenCounter | None
+) -> None:
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        for record in records:
+            tally.add(record)
+            if counter is not None:
+                tally.lengths[counter.count(record)] += 1
+            file.write(compact_json(record_to_json(record)))
+            file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    if tally.records == 0:
+        raise InputError("the set would hold no record.", fix="raise --limit or the counts.")
+
+
+def _copy_media(partial: Path, media: Mapping[str, Path], tally: _Tally) -> None:
+    if tally.media != set(media):
+        wrong = sorted(tally.media ^ set(media))[0]
+        what = "is named by a record but missing" if wrong in tally.media else "is named by none"
+        raise InputError(f"the image {wrong} {what}.")
+    for relative, source in sorted(media.items()):
+        pure = PurePosixPath(relative)
+        if pure.parts[0] not in MEDIA_FOLDERS or len(pure.parts) < 2 or ".." in pure.parts:
+            raise InputError(f"{relative}: images lie under images/, videos under videos/.")
+        target = partial / pure
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            shutil.copyfile(source, target)
+        except FileNotFoundError as error:
+            raise InputError(f"no image {source}.") from error
+
+
+def _manifest(draft: SetDraft, tally: _Tally, sha256: str) -> SetManifest:
+    from clefq import __version__
+
+    lengths = None
+    if draft.counter is not None:
+        lengths = summarize_lengths(draft.counter, tally.lengths)
+    return SetManifest(
+        role=draft.role,
+        name=draft.name,
+        definition=to_plain(draft.definition),
+        definition_sha256=sha256_bytes(compact_json(to_plain(draft.definition)).encode()),
+        sources=draft.sources,
+        records=tally.records,
+        questions=dict(sorted(tally.questions.items())),
+        cohorts=dict(sorted(tally.cohorts.items())),
+        sha256=sha256,
+        token_lengths=lengths,
+        decontamination=draft.decontamination,
+        clefq_version=__version__,
+    )
+
+
+def summarize_lengths(counter: TokenCounter, lengths: Mapping[int, int]) -> TokenLengths:
+    """Length → count as a distribution.
+
+    Raises:
+        InputError: There is no record.
+    """
+    total = sum(lengths.values())
+    if total == 0:
+        raise InputError("no record to measure.")
+    bands = dict.fromkeys((name for name, _ in LENGTH_BANDS), 0)
+    for tokens, count in lengths.items():
+        bands[length_band(tokens)] += count
+    ordered = sorted(lengths.items())
+
+    def ranked(numerator: int, denominator: int) -> int:
+        wanted = max(1, -(-total * numerator // denominator))
+        seen = 0
+        for tokens, count in ordered:
+            seen += count
+            if seen >= wanted:
+                return tokens
+        raise AssertionError("rank within total")
+
+    return TokenLengths(
+        tokenizer=counter.tokenizer,
+        tokenizer_sha256=counter.tokenizer_sha256,
+        bands=bands,
+        shortest=ordered[0][0],
+        median=ranked(1, 2),
+        p95=ranked(95, 100),
+        longest=ordered[-1][0],
+        total=sum(tokens * count for tokens, count in ordered),
+    )
+
+
+def _media_files(folder: Path) -> list[str]:
+    """Relative POSIX paths of the images and videos, in code point order."""
+    found = []
+    for top in MEDIA_FOLDERS:
+        for path in (folder / top).rglob("*"):
+            if path.is_file():
+                found.append(path.relative_to(folder).as_posix())
+    return sorted(found)
+
+
+def _no_set(folder: Path) -> InputError:
+    return InputError(
+        f"{folder} is not a set folder (records.jsonl and manifest.json).",
+        fix="build it with `clefq build eval NAME_OR_FILE --out DIR`.",
+    )
