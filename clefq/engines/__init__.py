@@ -1,0 +1,1 @@
+"""Engines: a checkpoint and records in, option probabilities with provenance out."""

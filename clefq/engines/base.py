@@ -1,9 +1,10 @@
 """What every engine is: records in, natural-log option probabilities out, with provenance.
 
-An engine yields one `RecordResult` per record, in an order of its own (usually by length), as
-soon as its batch is done, so that the caller can journal it. A fault of one record is a result
-with errors, never an exception: the coverage gate judges it. An exception means that the engine
-itself cannot go on.
+An engine yields groups of `RecordResult`, one result per record, in an order of its own (usually
+by length). A group holds what was computed together: the caller journals it whole or not at all,
+so that a resumed run forms the same batches and gets the same bits. A fault of one record is a
+result with errors, never an exception: the coverage gate judges it. An exception means that the
+engine itself cannot go on.
 """
 
 from __future__ import annotations
@@ -135,8 +136,12 @@ class Engine(Protocol):
 
     def predict(
         self, records: Sequence[Record], media_root: Path | None = None
-    ) -> Iterator[RecordResult]:
-        """One result per record, each as soon as it is known, in any order.
+    ) -> Iterator[Sequence[RecordResult]]:
+        """One result per record, in groups, each group as soon as it is known, in any order.
+
+        Resuming calls this again with the records that no group has delivered yet. Where an
+        engine forms batches of its own, leaving out a prefix of its groups must not change the
+        groups that follow.
 
         Args:
             records: The records; ids are unique.
