@@ -31,9 +31,7 @@ class ClefqError(Exception):
 
     exit_code: ExitCode = ExitCode.USAGE
 
-    def __init__(
-        self, message: str, *, fix: str | None = None, faults: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, message: str, *, fix: str | None = None, faults: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.message = message
         self.fix = fix
