@@ -1,0 +1,1 @@
+"""Calibration and eval sets: sources, sampling, decontamination, building."""

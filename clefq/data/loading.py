@@ -1,0 +1,190 @@
+"""Streams the examples of one split of a source, from a local folder or from the hub."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clefq.data.readers import Row, RowError
+from clefq.data.sources.base import Example, HubRef, Source, record_id
+from clefq.errors import DefinitionError, MissingDependencyError
+from clefq.store.atomic import sha256_file
+from clefq.store.sets import SourceInfo
+
+DATA_DIR_VARIABLE = "CLEFQ_DATA_DIR"
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """A row that was refused: source, file, row number from 1, and the reason."""
+
+    source: str
+    file: str
+    row: int
+    reason: str
+
+
+@dataclass(slots=True)
+class Load:
+    """One pass over a split.
+
+    Attributes:
+        source: The source.
+        split: Our name of the split.
+        options: The source's options dataclass.
+        folder: Folder of the original files, or None for the hub.
+        rows_read: Rows seen so far.
+        malformed: Rows refused so far.
+    """
+
+    source: Source
+    split: str
+    options: Any
+    folder: Path | None
+    rows_read: int = 0
+    malformed: list[Malformed] = field(default_factory=list)
+
+    def examples(self) -> Iterator[Example]:
+        """Streams the examples in file order; refused rows are noted in `malformed`."""
+        for ordinal, row in enumerate(self._rows(), start=1):
+            self.rows_read = ordinal
+            if row.fault is not None:
+                self._refuse(row, row.fault)
+                continue
+            try:
+                key = record_id(self.source.name, self.split, ordinal)
+                examples = list(self.source.build(row.value, key, self.options))
+            except RowError as error:
+                self._refuse(row, str(error))
+                continue
+            yield from examples
+
+    def info(self, taken: int) -> SourceInfo:
+        """What the manifest says about this source, after a whole pass."""
+        hub = self.source.hub
+        local = self.folder is not None
+        return SourceInfo(
+            source=self.source.name,
+            origin="local" if local else "hub",
+            revision=self.source.revision if local or hub is None else hub.revision,
+            files=self._hashes(),
+            licence=self.source.licence,
+            attribution=self.source.attribution,
+            rows_read=self.rows_read,
+            rows_malformed=len(self.malformed),
+            rows_taken=taken,
+        )
+
+    def _refuse(self, row: Row, reason: str) -> None:
+        self.malformed.append(Malformed(self.source.name, row.file, row.number, reason))
+
+    def _rows(self) -> Iterator[Row]:
+        if self.folder is None:
+            return hub_rows(self.source, self.split)
+        return self.source.read(self.folder, local_files(self.source, self.split, self.folder))
+
+    def _hashes(self) -> dict[str, str]:
+        if self.folder is None:
+            return {}
+        files = local_files(self.source, self.split, self.folder)
+        paths = {file: self.folder / file for file in files}
+        return {file: sha256_file(path) for file, path in paths.items() if path.is_file()}
+
+
+def find_folder(source: Source, data_dir: Path | None) -> Path | None:
+    """Folder of the source's original files, or None when the hub must give them.
+
+    Args:
+        source: The source.
+        data_dir: `--data-dir`, else the environment's CLEFQ_DATA_DIR. Holds one folder per
+            source, under its name.
+
+    Raises:
+        DefinitionError: A data folder is given but lacks this source.
+    """
+    given = os.environ.get(DATA_DIR_VARIABLE)
+    root = data_dir if data_dir is not None else Path(given) if given else None
+    if root is None:
+        return None
+    folder = root / source.name
+    if not folder.is_dir():
+        raise DefinitionError(
+            f"{root} has no folder {source.name}/.",
+            fix=f"put the original files of {source.title} there, or leave out --data-dir "
+            f"(and {DATA_DIR_VARIABLE}) to read the hub.",
+        )
+    return folder
+
+
+def local_files(source: Source, split: str, folder: Path) -> tuple[str, ...]:
+    """The files of a split: the first alternative whose file exists.
+
+    Raises:
+        DefinitionError: No such split, or none of its layouts is there.
+    """
+    if split not in source.splits:
+        known = ", ".join(source.splits)
+        raise DefinitionError(f"{source.name} has no split {split!r}; it has {known}.")
+    alternatives = source.splits[split]
+    for files in alternatives:
+        if (folder / files[0]).exists():
+            return files
+    names = " or ".join(files[0] for files in alternatives)
+    raise DefinitionError(
+        f"{folder} lacks {names}, the {split} split of {source.title}.",
+        fix="put the original file there.",
+    )
+
+
+def hub_rows(source: Source, split: str) -> Iterator[Row]:
+    """Rows of a split from the hub, at the pinned revision, in normal form.
+
+    Raises:
+        DefinitionError: The source is not on the hub, lacks the split, or cannot be reached.
+        MissingDependencyError: The `datasets` package is not installed.
+    """
+    hub = source.hub
+    if hub is None or split not in hub.splits:
+        raise DefinitionError(
+            f"{source.title} ({split}) cannot be read from the hub.",
+            fix="give the folder of its original files with --data-dir.",
+        )
+    rows = _load_hub(hub, split)
+    name = f"{hub.path}@{hub.revision[:8]}/{hub.splits[split]}"
+    for number, row in enumerate(rows, start=1):
+        try:
+            yield Row(name, number, source.from_hub(row))
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            yield Row(name, number, None, f"unexpected layout: {error!r}")
+
+
+def _load_hub(hub: HubRef, split: str) -> Any:
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise MissingDependencyError("datasets", "pip install 'clefq[hub]'") from error
+    try:
+        rows = load_dataset(
+            hub.path, hub.config, split=hub.splits[split], revision=hub.revision, streaming=True
+        )
+    except Exception as error:  # the hub client raises dozens of kinds; all mean "not reachable"
+        raise DefinitionError(
+            f"cannot read {hub.path}@{hub.revision[:8]} from the hub: "
+            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            fix="check the network, or give the original files with --data-dir.",
+        ) from error
+    return _decoded(rows)
+
+
+def _decoded(rows: Any) -> Iterator[dict[str, Any]]:
+    """Rows with class labels given by name instead of number."""
+    features = rows.features or {}
+    names = {key: kind.names for key, kind in features.items() if hasattr(kind, "names")}
+    for row in rows:
+        yield {
+            key: names[key][value] if key in names and isinstance(value, int) else value
+            for key, value in row.items()
+        }

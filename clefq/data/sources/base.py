@@ -1,0 +1,143 @@
+"""What a source of records is: original files or a hub data set, and how a row becomes a record.
+
+A source reads its local files and its hub data set into one normal form per row, so that both
+give the same records. The wording of its question and options is part of the source.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clefq.clef.records import Question, Record
+from clefq.data.readers import Row, RowError
+
+
+@dataclass(frozen=True, slots=True)
+class HubRef:
+    """A data set on the hub.
+
+    Attributes:
+        path: `owner/name`.
+        revision: Commit; a moving branch would make sets differ from day to day.
+        config: Configuration name, or None.
+        splits: Our split → the hub's split.
+    """
+
+    path: str
+    revision: str
+    config: str | None
+    splits: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A record and what sampling needs to know of it.
+
+    Attributes:
+        record: The record; its gold is one of its options.
+        label: Stratum by label, usually the gold of its first question.
+        media: Path in the set (`images/…`) → file, for records with images.
+    """
+
+    record: Record
+    label: str
+    media: Mapping[str, Path] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NoOptions:
+    """A source without options of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One public data set.
+
+    Attributes:
+        name: Key in definitions, and the folder's name under the data folder.
+        title: Name for people.
+        licence: SPDX-like name.
+        attribution: The line that the licence asks for, or None.
+        revision: Commit or version of the original files that the golden tests were made on.
+        splits: Split → the original files, relative to the folder. Of several alternatives
+            (tuples in the outer tuple) the first whose files all exist is read.
+        hub: The same set on the hub, or None.
+        options: Frozen dataclass of the options that a definition may set.
+        read: (folder, files, split) → rows in normal form.
+        from_hub: Hub row (features already decoded) → normal form.
+        build: (normal form, record id, options) → examples; raises RowError.
+        calibrate: Whether it may be used for calibration at all.
+    """
+
+    name: str
+    title: str
+    licence: str
+    attribution: str | None
+    revision: str | None
+    splits: Mapping[str, tuple[tuple[str, ...], ...]]
+    hub: HubRef | None
+    read: Callable[[Path, tuple[str, ...]], Iterator[Row]]
+    from_hub: Callable[[Mapping[str, Any]], Any]
+    build: Callable[[Any, str, Any], Iterable[Example]]
+    options: type[Any] = NoOptions
+    calibrate: bool = True
+
+
+def record_id(source: str, split: str, ordinal: int) -> str:
+    """Id of the split's `ordinal`-th row, from 1: for example `banking77-test-00017`.
+
+    Malformed rows count too, so that mending one does not rename the others.
+    """
+    return f"{source}-{split}-{ordinal:05d}"
+
+
+def stable_order(items: Iterable[str], salt: str) -> list[str]:
+    """Items in an order that looks random but is the same on every machine.
+
+    Sorted by SHA-256 of `salt`, a NUL and the item: no random-number library, whose streams
+    differ between versions, is involved.
+    """
+    return sorted(items, key=lambda item: stable_key(salt, item))
+
+
+def stable_key(salt: str, item: str) -> bytes:
+    """SHA-256 of `salt`, a NUL and `item`."""
+    return hashlib.sha256(f"{salt}\0{item}".encode("utf-8", "surrogatepass")).digest()
+
+
+def choice(qid: str, instructions: str, criteria: Mapping[str, Any]) -> Question:
+    """A choice question; `criteria` maps option ids to descriptions (None for none)."""
+    return Question(id=qid, type="choice", instructions=instructions, criteria=dict(criteria))
+
+
+def noul(qid: str, instructions: str, criteria: Mapping[str, Any] | None = None) -> Question:
+    """A true/false question."""
+    return Question(
+        id=qid,
+        type="noul",
+        instructions=instructions,
+        criteria=dict(criteria) if criteria else None,
+    )
+
+
+def score(qid: str, instructions: str, levels: Iterable[str]) -> Question:
+    """An ordinal question; `levels` describes its levels from the lowest."""
+    return Question(id=qid, type="score", instructions=instructions, criteria=list(levels))
+
+
+def single(record_id: str, cohort: str, state: Any, question: Question, gold: str) -> Example:
+    """The example of a record with one question.
+
+    Raises:
+        RowError: The gold is none of the question's options.
+    """
+    if gold not in question.option_ids:
+        raise RowError(f"label {gold!r} is none of the {len(question.option_ids)} options")
+    record = Record(
+        id=record_id, cohort=cohort, state=state, questions=(question,), gold={question.id: gold}
+    )
+    return Example(record=record, label=gold)
