@@ -1,0 +1,1 @@
+"""The Clef model format: records, prompts, the joint head, answers and checkpoint folders."""

@@ -102,7 +102,7 @@ class Encoded:
 def encode_record(
     tokenizer: PromptTokenizer,
     record: Record,
-    spec: EncodeSpec = EncodeSpec(),  # noqa: B008 (frozen)
+    spec: EncodeSpec = EncodeSpec(),
     media_token_counts: Sequence[int] = (),
     media_ids: Sequence[int] | None = None,
 ) -> Encoded:

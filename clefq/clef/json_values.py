@@ -41,39 +41,37 @@ def json_faults(value: Any) -> list[str]:
     lone surrogates (they have no UTF-8 form) and nesting deeper than `MAX_DEPTH`.
     """
     faults: list[str] = []
-    stack: list[tuple[Any, str, int]] = [(value, "", 0)]
+    stack: list[tuple[Any, str, int]] = [(value, "value", 0)]
     while stack:
         node, path, depth = stack.pop()
-        if isinstance(node, str):
-            _check_text(node, path, faults)
-        elif node is None or isinstance(node, bool | int):
-            continue
-        elif isinstance(node, float):
-            if not math.isfinite(node):
-                faults.append(f"{path or 'value'}: the number {node} is not finite")
-        elif not isinstance(node, dict | list):
-            faults.append(f"{path or 'value'}: a {type(node).__name__} is not JSON")
+        if not isinstance(node, dict | list):
+            _check_scalar(node, path, faults)
         elif depth == MAX_DEPTH:
-            faults.append(f"{path[:40]}…: nested deeper than {MAX_DEPTH} levels")
+            faults.append(f"{path[:40]}… is nested deeper than {MAX_DEPTH} levels")
         elif isinstance(node, list):
             stack += [(child, f"{path}[{i}]", depth + 1) for i, child in enumerate(node)]
         else:
             for key, child in node.items():
-                if not isinstance(key, str):
-                    faults.append(f"{path or 'value'}: key {key!r} is not a string")
-                    continue
-                _check_text(key, f"{path}: key", faults)
-                stack.append((child, f"{path}.{key}" if path else key, depth + 1))
+                if isinstance(key, str):
+                    _check_scalar(key, f"{path}: key", faults)
+                    stack.append((child, f"{path}.{key}", depth + 1))
+                else:
+                    faults.append(f"{path}: key {key!r} is not a string")
     return faults
 
 
-def _check_text(text: str, path: str, faults: list[str]) -> None:
-    if text.isascii():
-        return
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        faults.append(f"{path or 'value'}: lone surrogate at character {error.start}")
+def _check_scalar(node: Any, path: str, faults: list[str]) -> None:
+    if isinstance(node, str):
+        if not node.isascii():
+            try:
+                node.encode("utf-8")
+            except UnicodeEncodeError as error:
+                faults.append(f"{path}: lone surrogate at character {error.start}")
+    elif isinstance(node, float):
+        if not math.isfinite(node):
+            faults.append(f"{path}: the number {node} is not finite")
+    elif node is not None and not isinstance(node, bool | int):
+        faults.append(f"{path}: a {type(node).__name__} is not JSON")
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,0 +1,239 @@
+"""A Clef checkpoint folder, opened and checked without loading a weight (torch-free)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clefq.clef.head_config import HEAD_CONFIG_FILE, HEAD_FILE, HeadConfig, head_folder
+from clefq.clef.scheme import scheme_from_config
+from clefq.clef.tensor_files import FLOAT_DTYPES, TensorInfo, check_head_file, read_header
+from clefq.clef.tokenizer import PromptTokenizer
+from clefq.errors import CheckpointError, InputError
+from clefq.store.atomic import read_json, sha256_bytes, sha256_file
+
+MODEL_TYPE = "qwen3_5"
+ARCHITECTURE = "Qwen3_5ForConditionalGeneration"
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+MANIFEST_FILE = "clefq.json"
+SCHEMES = ("bf16", "fp8", "nvfp4", "nvfp4a16", "nvfp4-mlp", "mixed", "unknown")
+
+LM_HEAD = "lm_head.weight"
+EMBEDDING = "model.language_model.embed_tokens.weight"
+
+_HASHED_FILES = ("config.json", HEAD_CONFIG_FILE, "tokenizer.json")
+_RELEASE_FIX = "point at a folder laid out as the Clef release (config.json, model.safetensors…)."
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A whole checkpoint: everything in it has been checked to be there and to fit together.
+
+    Attributes:
+        folder: The checkpoint folder.
+        config: `config.json`.
+        head_file: The joint head, in the folder or in `clef_head/`.
+        head_config: Its dimensions.
+        weight_files: The backbone's shards, sorted by name.
+        tensors: Backbone tensor name to where it lies.
+        quantization_config: From `config.json`; None for an unquantized checkpoint.
+        manifest: `clefq.json`, or None when clefq did not make the checkpoint.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    head_file: Path
+    head_config: HeadConfig
+    weight_files: tuple[Path, ...]
+    tensors: Mapping[str, TensorInfo]
+    quantization_config: Mapping[str, Any] | None
+    manifest: Mapping[str, Any] | None
+
+    @property
+    def text_config(self) -> Mapping[str, Any]:
+        """The language model's part of `config.json`."""
+        text: Mapping[str, Any] = self.config.get("text_config", self.config)
+        return text
+
+    @property
+    def lm_head(self) -> TensorInfo:
+        """The output embeddings; the input embeddings where the two are tied."""
+        return self.tensors.get(LM_HEAD) or self.tensors[EMBEDDING]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on disk of all weights, the head included."""
+        files = (*self.weight_files, self.head_file)
+        return sum(file.stat().st_size for file in files)
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Opens a checkpoint folder and checks its layout.
+
+    Reads JSON files, safetensors headers and the tokenizer; loads no weight.
+
+    Raises:
+        CheckpointError: Not a Clef folder; head, config, shard or tokenizer missing, malformed or
+            cut short; head of the wrong shape; output embeddings missing, misshapen or quantized.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(f"no checkpoint folder {folder}.", fix=_RELEASE_FIX)
+    config = _read_config(folder / "config.json")
+    head_file = head_folder(folder) / HEAD_FILE
+    head_config = HeadConfig.from_folder(folder)
+    check_head_file(head_file, head_config)
+    weight_files, tensors = _read_weights(folder)
+    manifest = None
+    if (folder / MANIFEST_FILE).is_file():
+        manifest = _read_object(folder / MANIFEST_FILE)
+    checkpoint = Checkpoint(
+        folder=folder,
+        config=config,
+        head_file=head_file,
+        head_config=head_config,
+        weight_files=weight_files,
+        tensors=tensors,
+        quantization_config=_quantization_config(config, folder),
+        manifest=manifest,
+    )
+    _check_sizes(checkpoint)
+    PromptTokenizer.from_folder(folder)
+    return checkpoint
+
+
+def checkpoint_sha256(folder: Path) -> str:
+    r"""Identity of a checkpoint: a hash over the hashes of all that decides its answers.
+
+    SHA-256 over `relative path\0sha256hex\n`, in path order, of every `*.safetensors`,
+    `config.json`, `joint_head_config.json` and `tokenizer.json` (head files in `clef_head/`
+    included).
+    """
+    paths = [
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and (path.suffix == ".safetensors" or path.name in _HASHED_FILES)
+    ]
+    names = sorted((path.relative_to(folder).as_posix(), path) for path in paths)
+    if not names:
+        raise CheckpointError(f"{folder} holds no checkpoint.", fix=_RELEASE_FIX)
+    lines = [f"{name}\0{sha256_file(path)}\n" for name, path in names]
+    return sha256_bytes("".join(lines).encode())
+
+
+def scheme_of(checkpoint: Checkpoint) -> str:
+    """Quantization scheme, one of `SCHEMES`.
+
+    `clefq.json` says it for our own checkpoints; otherwise it is read off the quantization
+    config and the tensors that are in fact quantized.
+    """
+    said = (checkpoint.manifest or {}).get("scheme")
+    if said in SCHEMES:
+        return str(said)
+    return scheme_from_config(checkpoint.quantization_config, checkpoint.tensors)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = read_json(path)
+    except InputError as error:
+        raise CheckpointError(error.message, fix=_RELEASE_FIX) from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} is not a JSON object.", fix=_RELEASE_FIX)
+    return value
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing: not a Clef checkpoint.", fix=_RELEASE_FIX)
+    config = _read_object(path)
+    architectures = config.get("architectures")
+    if config.get("model_type") != MODEL_TYPE or architectures != [ARCHITECTURE]:
+        raise CheckpointError(
+            f"{path}: model_type {config.get('model_type')!r} with architectures "
+            f"{architectures!r} is not Clef ({MODEL_TYPE!r}, {ARCHITECTURE}).",
+            fix=_RELEASE_FIX,
+        )
+    return config
+
+
+def _quantization_config(config: Mapping[str, Any], folder: Path) -> Mapping[str, Any] | None:
+    # compressed-tensors once wrote `compression_config`
+    value = config.get("quantization_config", config.get("compression_config"))
+    if value is not None and not isinstance(value, dict):
+        raise CheckpointError(
+            f"{folder / 'config.json'}: quantization_config is not an object.", fix=_RELEASE_FIX
+        )
+    return value
+
+
+def _read_weights(folder: Path) -> tuple[tuple[Path, ...], dict[str, TensorInfo]]:
+    index = folder / INDEX_FILE
+    if index.is_file():
+        return _read_indexed(folder, index)
+    single = folder / SINGLE_FILE
+    if single.is_file():
+        return (single,), read_header(single)
+    raise CheckpointError(f"{folder} has neither {INDEX_FILE} nor {SINGLE_FILE}.", fix=_RELEASE_FIX)
+
+
+def _read_indexed(folder: Path, index: Path) -> tuple[tuple[Path, ...], dict[str, TensorInfo]]:
+    fix = "download or copy the shards and the index again."
+    weight_map = _read_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index} has no weight_map.", fix=fix)
+    names = set(map(str, weight_map.values()))
+    inside = {name for name in names if "/" not in name and "\\" not in name}
+    missing = sorted(name for name in names if name not in inside or not (folder / name).is_file())
+    if missing:
+        raise CheckpointError(f"{index} names missing shard(s): {', '.join(missing)}.", fix=fix)
+    files = tuple(folder / name for name in sorted(names))
+    tensors: dict[str, TensorInfo] = {}
+    for file in files:
+        tensors |= read_header(file)
+    faults = [
+        f"{name} is not in {file}"
+        for name, file in weight_map.items()
+        if name not in tensors or tensors[name].file.name != file
+    ]
+    faults += [f"{name} is in no entry of the index" for name in tensors if name not in weight_map]
+    if faults:
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        raise CheckpointError(f"{index} does not fit its shards: {faults[0]}{more}.", fix=fix)
+    return files, tensors
+
+
+def _check_sizes(checkpoint: Checkpoint) -> None:
+    """The parts fit each other: embeddings present, unquantized, and as wide as the head says."""
+    folder, text = checkpoint.folder, checkpoint.text_config
+    tied = bool(text.get("tie_word_embeddings", checkpoint.config.get("tie_word_embeddings")))
+    name = LM_HEAD
+    if name not in checkpoint.tensors and tied:
+        name = EMBEDDING
+    info = checkpoint.tensors.get(name)
+    packed = [t for t in checkpoint.tensors if t.startswith("lm_head.") and t != LM_HEAD]
+    if packed or (info is not None and info.dtype not in FLOAT_DTYPES):
+        raise CheckpointError(
+            f"{folder}: lm_head is quantized; the head reads its rows as they are.",
+            fix="quantize again with lm_head ignored, or take lm_head.weight from the BF16 source.",
+        )
+    if info is None:
+        raise CheckpointError(
+            f"{folder}: no tensor {name}; the joint head needs it.",
+            fix="take lm_head.weight from the BF16 source.",
+        )
+    hidden = checkpoint.head_config.hidden_size
+    if text.get("hidden_size") != hidden:
+        raise CheckpointError(
+            f"{checkpoint.head_file}: made for hidden size {hidden}, the backbone has "
+            f"{text.get('hidden_size')}.",
+            fix="take head and backbone from the same release.",
+        )
+    if info.shape != (text.get("vocab_size"), hidden):
+        raise CheckpointError(
+            f"{info.file}: {name} has shape {list(info.shape)}, config.json says "
+            f"[{text.get('vocab_size')}, {hidden}].",
+            fix="take config.json and weights from the same release.",
+        )

@@ -1,0 +1,79 @@
+"""Finds a model: a folder, or a hub id with an optional revision."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from clefq.errors import CheckpointError
+
+_HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
+
+
+def split_model(model: str) -> tuple[str, str | None]:
+    """`org/name@revision` as (`org/name`, revision or None).
+
+    Raises:
+        CheckpointError: Not of that form.
+    """
+    match = _HUB_ID.fullmatch(model)
+    if match is None:
+        raise CheckpointError(
+            f"{model} is neither a folder nor a hub id.",
+            fix="give a checkpoint folder, or org/name with an optional @revision.",
+        )
+    return match["repo"], match["revision"]
+
+
+def resolve_model(model: str) -> Path:
+    """The folder of a model, downloaded from the hub where needed.
+
+    A folder is taken as it is; a hub id is looked up in the local cache first when its revision
+    is a commit, and works offline once downloaded.
+
+    Args:
+        model: A folder, or `org/name` with an optional `@revision`.
+
+    Raises:
+        CheckpointError: No such folder or repository, no access, or no connection.
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists() or model.startswith((".", "/", "~")) or model.count("/") != 1:
+        raise CheckpointError(
+            f"no checkpoint folder {model}.",
+            fix="give a checkpoint folder, or a hub id org/name with an optional @revision.",
+        )
+    repo, revision = split_model(model)
+    return _download(repo, revision)
+
+
+def _download(repo: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    name = repo if revision is None else f"{repo}@{revision}"
+    try:
+        return Path(snapshot_download(repo, revision=revision))
+    except GatedRepoError as error:
+        raise CheckpointError(
+            f"{name} is gated.", fix="ask for access on its page, then run `hf auth login`."
+        ) from error
+    except RevisionNotFoundError as error:
+        raise CheckpointError(f"{repo} has no revision {revision}.", fix="check it.") from error
+    except RepositoryNotFoundError as error:
+        raise CheckpointError(
+            f"the hub has no model {repo}, or it is private.",
+            fix="check the name; for a private model run `hf auth login`.",
+        ) from error
+    except (LocalEntryNotFoundError, OSError) as error:
+        raise CheckpointError(
+            f"{name} is not in the local cache and the hub cannot be reached.",
+            fix=f"connect, or copy the checkpoint here and give its folder in place of {repo}.",
+        ) from error
