@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from clefq.clef.answers import log_softmax
 from clefq.errors import InputError
 
 if TYPE_CHECKING:
@@ -154,29 +155,13 @@ class Engine(Protocol):
         ...
 
 
-def log_softmax(logits: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Natural-log softmax in float64 of one question's logits.
-
-    Normalised twice, so that the probabilities sum to one within 1e-12 for 255 options too.
-
-    Raises:
-        ValueError: Empty or non-finite logits (a number must not be invented for them).
-    """
-    values = np.asarray(logits, dtype=np.float64)
-    if values.size == 0 or not bool(np.isfinite(values).all()):
-        raise ValueError(NON_FINITE)
-    shifted = values - values.max()
-    logprobs: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
-    return logprobs - np.log(np.exp(logprobs).sum())
-
-
 def result_from_logits(
     record: Record,
     logits: Mapping[str, NDArray[np.floating]],
     input_tokens: int,
     truncated_tokens: int = 0,
 ) -> RecordResult:
-    """Turns one record's raw option logits into a result; non-finite questions become errors.
+    """Turns one record's option logits into a result; non-finite questions become errors.
 
     Args:
         record: The record that was run.
@@ -191,10 +176,10 @@ def result_from_logits(
         if values is None or len(values) != len(question.option_ids):
             errors[question.id] = "the engine returned no logit for some option"
             continue
-        try:
-            logprobs[question.id] = log_softmax(values)
-        except ValueError as error:
-            errors[question.id] = str(error)
+        if not bool(np.isfinite(values).all()):
+            errors[question.id] = NON_FINITE
+            continue
+        logprobs[question.id] = log_softmax(values)
     return RecordResult(
         record_id=record.id,
         option_ids={q.id: q.option_ids for q in record.questions},

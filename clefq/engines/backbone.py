@@ -1,0 +1,242 @@
+"""Loads the Qwen3.5 backbone of a checkpoint, BF16 or quantized, for prefill.
+
+The module tree of transformers, built from the config without its quantization section; every
+quantized layer is replaced by a `QuantizedLinear` over the stored tensors, everything else gets
+its tensor from the file. No hook, no decompression pass, and no silent gap: a tensor that is
+missing or left over is an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from clefq.clef.checkpoint import LM_HEAD
+from clefq.engines.base import Arithmetic
+from clefq.engines.quantized import LayerKind, arithmetic_of, find_layers, read_layer, served_scales
+from clefq.engines.simulation import InputMemo, QuantizedLinear
+from clefq.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from clefq.clef.checkpoint import Checkpoint
+
+# Decoded FP32 weights are kept between passes up to this size; beyond it they are decoded anew.
+KEEP_DECODED_BYTES = 2 << 30
+# Multi-token-prediction layers, which prefill never uses.
+_UNUSED = re.compile(r"^(model\.)?mtp\.")
+_QUANTIZATION_KEYS = ("quantization_config", "compression_config")
+
+
+@dataclass(slots=True)
+class Backbone:
+    """A loaded backbone.
+
+    Attributes:
+        model: `Qwen3_5ForConditionalGeneration`, in eval mode.
+        arithmetic: Coarsest matrix arithmetic in it.
+        warnings: What the user should know, one line each.
+        memo: Quantized inputs shared between layers; clear it after each pass.
+    """
+
+    model: Any
+    arithmetic: Arithmetic
+    warnings: tuple[str, ...]
+    memo: InputMemo
+
+    @property
+    def lexical_table(self) -> Tensor:
+        """The output embedding, [vocabulary, hidden], never quantized."""
+        weight: Tensor = self.model.lm_head.weight
+        return weight
+
+    def hidden_states(self, token_ids: Tensor) -> Tensor:
+        """Final hidden states of right-padded prompts without media.
+
+        No mask is needed: attention, convolution and DeltaNet are causal, so that padding on the
+        right changes nothing on its left.
+
+        Args:
+            token_ids: int64 [batch, length].
+
+        Returns:
+            [batch, length, hidden], after the last norm.
+        """
+        output = self.model.model.language_model(
+            input_ids=token_ids, use_cache=False, return_dict=True
+        )
+        self.memo.clear()
+        hidden: Tensor = output.last_hidden_state
+        return hidden
+
+    def hidden_states_with_images(
+        self, token_ids: Tensor, is_image: Tensor, pixels: Tensor, grids: Tensor
+    ) -> Tensor:
+        """Final hidden states of right-padded prompts, some of which hold images.
+
+        Image embeddings go to the positions named by `is_image`, not to every image token: a
+        state may spell the token out.
+
+        Args:
+            token_ids: int64 [batch, length].
+            is_image: bool [batch, length], true on the pad tokens of the media blocks.
+            pixels: [patches, patch dimension], images in prompt order.
+            grids: int64 [images, 3].
+
+        Returns:
+            [batch, length, hidden], after the last norm.
+        """
+        core = self.model.model
+        features = core.get_image_features(pixels, grids, return_dict=True).pooler_output
+        embedded = core.get_input_embeddings()(token_ids)
+        flat = torch.cat(list(features), dim=0).to(embedded.dtype)
+        embedded = embedded.masked_scatter(is_image.unsqueeze(-1), flat)
+        positions, _ = core.get_rope_index(
+            token_ids, mm_token_type_ids=is_image.to(torch.int64), image_grid_thw=grids
+        )
+        output = core.language_model(
+            inputs_embeds=embedded, position_ids=positions, use_cache=False, return_dict=True
+        )
+        self.memo.clear()
+        hidden: Tensor = output.last_hidden_state
+        return hidden
+
+
+def load_backbone(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Backbone:
+    """Loads a backbone, tensor by tensor, straight to its device.
+
+    Args:
+        checkpoint: An opened checkpoint.
+        dtype: Type of everything that is not quantized, and of the activations.
+        device: Where it runs.
+
+    Raises:
+        CheckpointError: Tensors missing, left over or of a wrong shape, or an unknown format.
+    """
+    layers = find_layers(checkpoint)
+    with _TensorFiles(checkpoint, device) as read:
+        scales, warnings = served_scales(layers, read)
+        model = _skeleton(checkpoint, dtype)
+        memo = InputMemo()
+        keep = _decoded_bytes(checkpoint, layers) <= KEEP_DECODED_BYTES
+        for module, kind in layers.items():
+            stored = read_layer(module, kind, read, scales)
+            bias = read(f"{module}.bias") if f"{module}.bias" in checkpoint.tensors else None
+            layer = QuantizedLinear(stored.weight, stored.quantizer, bias, memo, keep)
+            _replace(model, module, layer, checkpoint)
+        _fill(model, checkpoint, layers, read, dtype)
+    model.to(device)
+    if warnings:
+        warnings.append(
+            "served with the largest divisor, as vLLM does; `clefq repair` mends the checkpoint"
+        )
+    return Backbone(model.eval(), arithmetic_of(layers), tuple(warnings), memo)
+
+
+class _TensorFiles:
+    """Reads tensors by name; opens each shard once."""
+
+    def __init__(self, checkpoint: Checkpoint, device: torch.device) -> None:
+        self._checkpoint = checkpoint
+        self._device = str(device)
+        self._files: dict[Any, Any] = {}
+
+    def __enter__(self) -> _TensorFiles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.clear()
+
+    def __call__(self, name: str) -> Tensor:
+        from safetensors import safe_open
+
+        file = self._checkpoint.tensors[name].file
+        if file not in self._files:
+            self._files[file] = safe_open(file, framework="pt", device=self._device).__enter__()
+        tensor: Tensor = self._files[file].get_tensor(name)
+        return tensor
+
+
+def _skeleton(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
+    """The module tree with computed buffers; its parameters are untouched, so cost no memory."""
+    from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+    from transformers.initialization import no_init_weights
+
+    values = {k: v for k, v in checkpoint.config.items() if k not in _QUANTIZATION_KEYS}
+    config = Qwen3_5Config.from_dict(values)
+    config.use_cache = False
+    with no_init_weights():
+        return Qwen3_5ForConditionalGeneration._from_config(config, dtype=dtype)
+
+
+def _decoded_bytes(checkpoint: Checkpoint, layers: dict[str, LayerKind]) -> int:
+    total = 0
+    for module, kind in layers.items():
+        packed = kind in ("nvfp4", "nvfp4a16")
+        rows, columns = checkpoint.tensors[
+            f"{module}.weight_packed" if packed else f"{module}.weight"
+        ].shape
+        total += 4 * rows * columns * (2 if packed else 1)
+    return total
+
+
+def _replace(model: nn.Module, name: str, layer: QuantizedLinear, checkpoint: Checkpoint) -> None:
+    parent_name, _, leaf = name.rpartition(".")
+    try:
+        parent = model.get_submodule(parent_name)
+        old = parent.get_submodule(leaf)
+    except AttributeError as error:
+        raise CheckpointError(f"{checkpoint.folder}: the model has no layer {name}.") from error
+    if not isinstance(old, nn.Linear):
+        raise CheckpointError(
+            f"{checkpoint.folder}: {name} is quantized but is a {type(old).__name__}.",
+            fix="quantize the source again with `clefq quantize`.",
+        )
+    if old.in_features != layer.in_features:
+        raise CheckpointError(
+            f"{checkpoint.folder}: {name} takes {layer.in_features} features, "
+            f"config.json says {old.in_features}."
+        )
+    setattr(parent, leaf, layer)
+
+
+def _fill(
+    model: Any,
+    checkpoint: Checkpoint,
+    layers: dict[str, LayerKind],
+    read: _TensorFiles,
+    dtype: torch.dtype,
+) -> None:
+    """Gives every remaining parameter its tensor."""
+    by_file: dict[Any, list[str]] = defaultdict(list)
+    for name, info in checkpoint.tensors.items():
+        if name.rpartition(".")[0] not in layers and not _UNUSED.match(name):
+            by_file[info.file].append(name)
+    wanted = dict(model.named_parameters(remove_duplicate=False))
+    faults = []
+    for names in by_file.values():
+        for name in names:
+            target = wanted.pop(name, None)
+            if target is None:
+                faults.append(f"{name} is no tensor of this model")
+            elif tuple(target.shape) != tuple(checkpoint.tensors[name].shape):
+                faults.append(f"{name} has shape {list(checkpoint.tensors[name].shape)}")
+            else:
+                parent, _, leaf = name.rpartition(".")
+                tensor = nn.Parameter(read(name).to(dtype), requires_grad=False)
+                setattr(model.get_submodule(parent), leaf, tensor)
+    if LM_HEAD not in checkpoint.tensors:
+        # An opened checkpoint lacks it only where the embeddings are tied.
+        wanted.pop(LM_HEAD, None)
+        model.lm_head.weight = model.model.language_model.embed_tokens.weight
+    faults += [f"{name} is missing" for name in wanted]
+    if faults:
+        raise CheckpointError(
+            f"{checkpoint.folder}: {faults[0]}.",
+            fix="copy the whole checkpoint, or quantize the source again.",
+            faults=faults[1:5],
+        )

@@ -1,0 +1,162 @@
+"""The partial journal of a prediction run: what is done survives SIGKILL.
+
+`.NAME.parquet.journal`, beside the file it becomes: a header line with the run's key, then one
+line of JSON per group of results, flushed to disk before the next group is computed. A line that
+a crash cut short is dropped. Numbers survive exactly (shortest round-trip decimals).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from clefq.engines.base import RecordResult
+from clefq.errors import InputError
+from clefq.store.atomic import disk_error
+
+
+def journal_path(out: Path) -> Path:
+    """Where the journal of a predictions file lies."""
+    return out.parent / f".{out.name}.journal"
+
+
+class Journal:
+    """An append-only list of result groups; a context manager that holds the file's lock.
+
+    Args:
+        out: The predictions file that the run will write.
+        key: Hash of everything that decides the results; a journal with another key is discarded.
+
+    Attributes:
+        results: Record id to result, of an earlier run with the same key.
+        discarded: Whether a journal of another run was thrown away.
+    """
+
+    def __init__(self, out: Path, key: str) -> None:
+        self.path = journal_path(out)
+        self.results: dict[str, RecordResult] = {}
+        self.discarded = False
+        self._key = key
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> Journal:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("a+b")
+            self._lock(self._file)
+            self._recover(self._file)
+        except OSError as error:
+            self._close()
+            raise disk_error(error, self.path) from error
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._close()
+
+    def append(self, results: Sequence[RecordResult]) -> None:
+        """Writes a group and waits until the disk has it.
+
+        Raises:
+            InputError: The disk is full.
+        """
+        assert self._file is not None
+        try:
+            self._write(self._file, [_to_json(result) for result in results])
+        except OSError as error:
+            raise disk_error(error, self.path) from error
+        self.results.update((result.record_id, result) for result in results)
+
+    def remove(self) -> None:
+        """Deletes the journal once the predictions file stands."""
+        self.path.unlink(missing_ok=True)
+
+    def _lock(self, file: BinaryIO) -> None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(
+                f"another `clefq predict` is writing {self.path.name[1:-8]}.",
+                fix="wait for it, or give another --out.",
+            ) from error
+
+    def _recover(self, file: BinaryIO) -> None:
+        file.seek(0)
+        good_end = 0
+        for number, line in enumerate(file):
+            value = _parse(line)
+            if value is None or (number == 0 and value != {"key": self._key}):
+                # An unfinished last line of our own run is no other run's journal.
+                self.discarded = number == 0 and value is not None
+                break
+            if number > 0:
+                results = [_from_json(item) for item in value]
+                self.results.update((result.record_id, result) for result in results)
+            good_end += len(line)
+        file.truncate(good_end)
+        file.seek(good_end)
+        if good_end == 0:
+            self._write(file, {"key": self._key})
+
+    def _write(self, file: BinaryIO, value: Any) -> None:
+        file.write(json.dumps(value, allow_nan=False, ensure_ascii=False).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _parse(line: bytes) -> Any:
+    """The line's value; None where it is cut short."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def _to_json(result: RecordResult) -> dict[str, Any]:
+    return {
+        "record_id": result.record_id,
+        "option_ids": {key: list(ids) for key, ids in result.option_ids.items()},
+        # Probability zero is null: JSON has no -Infinity.
+        "logprobs": {
+            key: [None if value == -np.inf else value for value in values.tolist()]
+            for key, values in result.logprobs.items()
+        },
+        "errors": dict(result.errors),
+        "input_tokens": result.input_tokens,
+        "truncated_tokens": result.truncated_tokens,
+    }
+
+
+def _from_json(value: dict[str, Any]) -> RecordResult:
+    return RecordResult(
+        record_id=value["record_id"],
+        option_ids={key: tuple(ids) for key, ids in value["option_ids"].items()},
+        logprobs={
+            key: np.array([-np.inf if v is None else v for v in values], dtype=np.float64)
+            for key, values in value["logprobs"].items()
+        },
+        errors=value["errors"],
+        input_tokens=value["input_tokens"],
+        truncated_tokens=value["truncated_tokens"],
+    )

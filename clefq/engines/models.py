@@ -1,0 +1,59 @@
+"""Which model a name means to a prediction: a folder, a variant of the run folder, or a hub id."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from clefq.clef.hub import resolve_model, split_model
+from clefq.errors import CheckpointError
+from clefq.store.run import RunFolder
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRef:
+    """A model on this machine.
+
+    Attributes:
+        folder: Its checkpoint folder.
+        model_id: Folder name, or hub id.
+        revision: Hub commit, or None for a local folder.
+        variant: Name for the run folder.
+    """
+
+    folder: Path
+    model_id: str
+    revision: str | None
+    variant: str
+
+
+def find_model(name: str, run: RunFolder | None = None) -> ModelRef:
+    """Finds a model, downloading it where `name` is a hub id.
+
+    Args:
+        name: A folder, a variant of `run`, or `owner/name` with an optional `@revision`.
+        run: The run folder, if there is one.
+
+    Raises:
+        CheckpointError: None of these, or the hub does not have it.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        leaf = folder.resolve().name
+        return ModelRef(folder, leaf, None, leaf)
+    if run is not None and "/" not in name:
+        if name in run.variants():
+            return ModelRef(run.model(name), name, None, name)
+        known = ", ".join(run.variants()) or "none"
+        raise CheckpointError(
+            f"no folder {name}, and no such variant in {run.root / 'models'} (there: {known}).",
+            fix="give a checkpoint folder, a variant, or a hub id org/name.",
+        )
+    snapshot = resolve_model(name)
+    hub_id, revision = split_model(name)
+    # The hub's cache names a snapshot's folder after its commit.
+    commit = snapshot.name if _COMMIT.fullmatch(snapshot.name) else revision
+    return ModelRef(snapshot, hub_id, commit, hub_id.rpartition("/")[2])

@@ -1,0 +1,288 @@
+"""From a model and a set to a predictions file: resumable, and nothing dropped.
+
+Every question of the set gets a row: its log-probabilities, or its error. What has been computed
+is journalled group by group; the same command continues after Ctrl-C or SIGKILL, and the file is
+then the same as that of an undisturbed run, but for `created_at`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clefq import __version__
+from clefq.engines.base import Engine, EngineInfo, EngineName, EngineSpec, RecordResult
+from clefq.engines.journal import Journal
+from clefq.engines.models import ModelRef
+from clefq.engines.select import open_engine, runs_here
+from clefq.errors import ClefqError
+from clefq.store.atomic import compact_json, sha256_bytes
+from clefq.store.predictions import PredictionsMeta, write_predictions
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from clefq.clef.records import Record
+    from clefq.console import Console
+    from clefq.store.sets import SetFolder
+
+
+@dataclass(frozen=True, slots=True)
+class PredictJob:
+    """One run.
+
+    Attributes:
+        model: The model; for http its folder is unused.
+        set_path: Folder of the set.
+        out: The predictions file to write.
+        engine: Which engine.
+        spec: How to run it.
+        url: Base URL of a SystemOne server (http only).
+    """
+
+    model: ModelRef
+    set_path: Path
+    out: Path
+    engine: EngineName
+    spec: EngineSpec = field(default_factory=EngineSpec)
+    url: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PredictSummary:
+    """What a run did.
+
+    Attributes:
+        out: The predictions file.
+        records: Records in the set.
+        questions: Rows in the file.
+        errors: Rows with an error.
+        first_error: The most frequent error, or None.
+        gold: Rows with a gold label.
+        correct: Rows whose most probable option is the gold one (the first among equals).
+        tokens: Input tokens of the records computed now, without those resumed.
+        seconds: Time spent in the engine, loading excluded.
+        resumed: Records taken over from an interrupted run.
+        truncated: Records whose state was cut.
+        kernels: As in the file's metadata.
+        arithmetic: As in the file's metadata.
+        device: As in the file's metadata.
+    """
+
+    out: str
+    records: int
+    questions: int
+    errors: int
+    first_error: str | None
+    gold: int
+    correct: int
+    tokens: int
+    seconds: float
+    resumed: int
+    truncated: int
+    kernels: str
+    arithmetic: str
+    device: str
+
+    @property
+    def accuracy(self) -> float | None:
+        """Fraction of gold-labelled rows that are right (an error is wrong), or None."""
+        return self.correct / self.gold if self.gold else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Input tokens a second, or None when nothing was computed."""
+        return self.tokens / self.seconds if self.tokens and self.seconds > 0 else None
+
+
+def predict_set(job: PredictJob, console: Console) -> PredictSummary:
+    """Predicts a set and writes the file; hands over to the serving environment where needed.
+
+    Raises:
+        ClefqError: Bad model, set or options, or an engine that cannot go on.
+    """
+    if not runs_here(job.engine):
+        from clefq.engines.worker import run_elsewhere
+
+        return run_elsewhere(job, console)
+    from clefq.store.sets import open_set
+
+    folder = open_set(job.set_path)
+    records = list(folder.records())
+    engine = _open(job, console)
+    try:
+        return _predict(job, folder, records, engine, console)
+    finally:
+        engine.close()
+
+
+def _open(job: PredictJob, console: Console) -> Engine:
+    if job.engine == "http":
+        from clefq.engines.http_engine import HttpEngine
+
+        return HttpEngine(job.url or "", job.model.model_id, job.spec)
+    console.note(f"loading {job.model.folder} with {job.engine}")
+    return open_engine(job.engine, job.model.folder, job.spec, console)
+
+
+def _predict(
+    job: PredictJob,
+    folder: SetFolder,
+    records: Sequence[Record],
+    engine: Engine,
+    console: Console,
+) -> PredictSummary:
+    meta = _meta(job, folder, engine.info)
+    with Journal(job.out, _key(job, meta)) as journal:
+        if journal.discarded:
+            console.note("an interrupted run with other inputs or options was discarded")
+        resumed = len(journal.results)
+        if resumed:
+            console.note(f"resuming: {resumed} of {len(records)} records are done")
+        seconds, tokens = _run(engine, records, folder.path, journal, console)
+        results = [journal.results[record.id] for record in records]
+        rows = [
+            row
+            for record, result in zip(records, results, strict=True)
+            for row in _rows(record, result)
+        ]
+        write_predictions(job.out, _frame(rows), meta)
+        journal.remove()
+    return _summary(job, meta, results, rows, (seconds, tokens, resumed))
+
+
+def _run(
+    engine: Engine,
+    records: Sequence[Record],
+    media_root: Path,
+    journal: Journal,
+    console: Console,
+) -> tuple[float, int]:
+    """Computes what the journal lacks; gives seconds and tokens."""
+    todo = [record for record in records if record.id not in journal.results]
+    tokens = 0
+    started = time.perf_counter()
+    with console.progress("predict", len(records)) as advance:
+        advance(len(records) - len(todo))
+        for group in engine.predict(todo, media_root) if todo else ():
+            journal.append(group)
+            tokens += sum(result.input_tokens for result in group)
+            advance(len(group))
+    seconds = time.perf_counter() - started
+    lost = [record.id for record in records if record.id not in journal.results]
+    if lost:
+        raise ClefqError(
+            f"the engine returned nothing for {len(lost)} records, first {lost[0]!r}.",
+            fix="run it again; what was computed is kept.",
+        )
+    return seconds, tokens
+
+
+def _meta(job: PredictJob, folder: SetFolder, info: EngineInfo) -> PredictionsMeta:
+    digest: str | None = None
+    scheme = "unknown"
+    if job.engine != "http":
+        from clefq.clef.checkpoint import checkpoint_sha256, open_checkpoint, scheme_of
+
+        digest = checkpoint_sha256(job.model.folder)
+        scheme = scheme_of(open_checkpoint(job.model.folder))
+    return PredictionsMeta(
+        eval_set=folder.name,
+        eval_set_sha256=folder.sha256(),
+        model_id=job.model.model_id,
+        model_revision=job.model.revision,
+        model_sha256=digest,
+        variant=job.model.variant,
+        scheme=scheme,
+        engine=info.engine,
+        engine_version=info.engine_version,
+        kernels=info.kernels,
+        arithmetic=info.arithmetic,
+        dtype=info.dtype,
+        device=info.device,
+        clefq_version=__version__,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        max_length=job.spec.max_length,
+        truncate_state=job.spec.truncate_state,
+        probability_quantum=info.probability_quantum,
+    )
+
+
+def _key(job: PredictJob, meta: PredictionsMeta) -> str:
+    """Hash of everything that decides the results; not the time, and not the file's name."""
+    values = asdict(meta)
+    del values["created_at"]
+    values |= {"spec": asdict(job.spec), "url": job.url}
+    return sha256_bytes(compact_json(values).encode())
+
+
+def _rows(record: Record, result: RecordResult) -> list[dict[str, Any]]:
+    rows = []
+    for question in record.questions:
+        logprobs = result.logprobs.get(question.id)
+        error = result.errors.get(question.id)
+        if logprobs is None and error is None:
+            error = "the engine did not answer this question"
+        rows.append(
+            {
+                "record_id": record.id,
+                "cohort": record.cohort,
+                "question_id": question.id,
+                "question_type": question.type,
+                "option_ids": list(question.option_ids),
+                "logprobs": None if error is not None or logprobs is None else logprobs.tolist(),
+                "gold": record.gold.get(question.id),
+                "input_tokens": result.input_tokens,
+                "truncated_tokens": result.truncated_tokens,
+                "error": error,
+            }
+        )
+    return rows
+
+
+def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    import pandas as pd
+
+    frame = pd.DataFrame(rows)
+    for column in ("gold", "error", "logprobs"):
+        frame[column] = pd.Series([row[column] for row in rows], dtype=object)
+    return frame
+
+
+def _summary(
+    job: PredictJob,
+    meta: PredictionsMeta,
+    results: Sequence[RecordResult],
+    rows: Sequence[dict[str, Any]],
+    run: tuple[float, int, int],
+) -> PredictSummary:
+    seconds, tokens, resumed = run
+    errors = [row["error"] for row in rows if row["error"] is not None]
+    labelled = [row for row in rows if row["gold"] is not None]
+    correct = sum(
+        row["logprobs"] is not None
+        and row["option_ids"][int(np.argmax(row["logprobs"]))] == row["gold"]
+        for row in labelled
+    )
+    return PredictSummary(
+        out=str(job.out),
+        records=len(results),
+        questions=len(rows),
+        errors=len(errors),
+        first_error=max(errors, key=errors.count) if errors else None,
+        gold=len(labelled),
+        correct=correct,
+        tokens=tokens,
+        seconds=seconds,
+        resumed=resumed,
+        truncated=sum(result.truncated_tokens > 0 for result in results),
+        kernels=meta.kernels,
+        arithmetic=meta.arithmetic,
+        device=meta.device,
+    )

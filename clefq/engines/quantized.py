@@ -1,0 +1,234 @@
+"""Quantized layers of a checkpoint: which there are, in which format, and their stored tensors.
+
+Reads the compressed-tensors layouts itself, from the tensors on disk:
+
+- NVFP4: `weight_packed` (uint8, two E2M1 codes a byte), `weight_scale` (E4M3 per group of 16),
+  `weight_global_scale` (divisor); `input_global_scale` (divisor) where activations are FP4 too.
+- FP8: `weight` (E4M3), `weight_scale` (per output channel or for the tensor); activations per
+  token, or `input_scale` for the whole tensor.
+
+A serving engine fuses some layers into one product with one global scale and takes the largest
+divisor of the members. So does this reader: a checkpoint whose members differ is run as it would
+be served, with a warning that names `clefq repair`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from clefq.engines.base import Arithmetic
+from clefq.engines.simulation import (
+    GROUP_SIZE,
+    Fp8StaticInputs,
+    Fp8TokenInputs,
+    Fp8Weight,
+    InputQuantizer,
+    KeepInputs,
+    Nvfp4Inputs,
+    Nvfp4Weight,
+    QuantizedWeight,
+)
+from clefq.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from clefq.clef.checkpoint import Checkpoint
+
+LayerKind = Literal["nvfp4", "nvfp4a16", "fp8", "fp8-static"]
+ReadTensor = Callable[[str], Tensor]
+
+ARITHMETIC_OF: dict[LayerKind, Arithmetic] = {
+    "nvfp4": "w4a4",
+    "nvfp4a16": "w4a16",
+    "fp8": "w8a8",
+    "fp8-static": "w8a8",
+}
+# A checkpoint of several formats is named after the coarsest arithmetic in it.
+_COARSEST_FIRST: tuple[Arithmetic, ...] = ("w4a4", "w4a16", "w8a8", "bf16")
+_FIX = "predict with `--engine vllm`, or quantize with a scheme of `clefq quantize`."
+# Suffix -> tensors that the format must have beside it.
+_TENSORS: dict[LayerKind, tuple[str, ...]] = {
+    "nvfp4": ("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale"),
+    "nvfp4a16": ("weight_packed", "weight_scale", "weight_global_scale"),
+    "fp8": ("weight", "weight_scale"),
+    "fp8-static": ("weight", "weight_scale", "input_scale"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLayer:
+    """One quantized layer as it will run.
+
+    Attributes:
+        weight: Its weight.
+        quantizer: What happens to its inputs.
+    """
+
+    weight: QuantizedWeight
+    quantizer: InputQuantizer
+
+
+def find_layers(checkpoint: Checkpoint) -> dict[str, LayerKind]:
+    """Module name to format for every quantized layer; empty for a BF16 checkpoint.
+
+    Raises:
+        CheckpointError: A format that is not simulated here, or a layer that lacks a tensor.
+    """
+    config = checkpoint.quantization_config or {}
+    if config.get("kv_cache_scheme"):
+        raise CheckpointError(f"{checkpoint.folder} quantizes the KV cache.", fix=_FIX)
+    layers: dict[str, LayerKind] = {}
+    faults: list[str] = []
+    for name, info in checkpoint.tensors.items():
+        module, _, leaf = name.rpartition(".")
+        if leaf == "weight_packed":
+            both = f"{module}.input_global_scale" in checkpoint.tensors
+            layers[module] = "nvfp4" if both else "nvfp4a16"
+        elif leaf == "weight" and info.dtype == "F8_E4M3":
+            kind = _fp8_kind(checkpoint, module, config)
+            if kind is None:
+                faults.append(f"{module}: FP8 weights with these activations are not simulated")
+            else:
+                layers[module] = kind
+        elif leaf in ("weight_zero_point", "weight_shape", "weight_g_idx"):
+            faults.append(f"{module}: integer formats are not simulated")
+    faults += [
+        fault for module, kind in layers.items() for fault in _gaps(checkpoint, module, kind)
+    ]
+    if faults:
+        raise CheckpointError(f"{checkpoint.folder}: {faults[0]}.", fix=_FIX, faults=faults[1:5])
+    return layers
+
+
+def _fp8_kind(checkpoint: Checkpoint, module: str, config: Mapping[str, Any]) -> LayerKind | None:
+    if f"{module}.input_scale" in checkpoint.tensors:
+        return "fp8-static"
+    activations = _activations(config, module)
+    if (
+        activations
+        and activations.get("dynamic") is True
+        and activations.get("strategy") == "token"
+    ):
+        return "fp8"
+    return None
+
+
+def _activations(config: Mapping[str, Any], module: str) -> Mapping[str, Any] | None:
+    """Activation settings of the first FP8 group of the quantization config that has `module`."""
+    for group in (config.get("config_groups") or {}).values():
+        weights = group.get("weights") or {}
+        if weights.get("num_bits") != 8 or weights.get("type") != "float":
+            continue
+        if any(_matches(target, module) for target in group.get("targets") or ()):
+            activations: Mapping[str, Any] | None = group.get("input_activations")
+            return activations
+    return None
+
+
+def _matches(target: str, module: str) -> bool:
+    if target.startswith("re:"):
+        return re.match(target[3:], module) is not None
+    return target == "Linear" or target == module or module.endswith(f".{target}")
+
+
+def _gaps(checkpoint: Checkpoint, module: str, kind: LayerKind) -> list[str]:
+    found = [
+        f"{module} lacks {leaf}"
+        for leaf in _TENSORS[kind]
+        if f"{module}.{leaf}" not in checkpoint.tensors
+    ]
+    scale = checkpoint.tensors.get(f"{module}.weight_scale")
+    if kind in ("nvfp4", "nvfp4a16") and scale is not None and scale.dtype != "F8_E4M3":
+        found.append(f"{module}: group scales of type {scale.dtype} are not simulated")
+    if kind in ("fp8", "fp8-static") and scale is not None:
+        rows = checkpoint.tensors[f"{module}.weight"].shape[0]
+        if tuple(scale.shape) not in ((rows, 1), (rows,), (1,), (), (1, 1)):
+            found.append(f"{module}: FP8 scales of shape {list(scale.shape)} are not simulated")
+    return found
+
+
+def arithmetic_of(layers: Mapping[str, LayerKind]) -> Arithmetic:
+    """The coarsest arithmetic among the layers, `bf16` when there is none."""
+    present = {ARITHMETIC_OF[kind] for kind in layers.values()} | {"bf16"}
+    return next(arithmetic for arithmetic in _COARSEST_FIRST if arithmetic in present)
+
+
+def served_scales(
+    layers: Mapping[str, LayerKind], read: ReadTensor
+) -> tuple[dict[str, float], list[str]]:
+    """Global divisors (`module.weight_global_scale` → value) as a serving engine applies them.
+
+    Args:
+        layers: From `find_layers`.
+        read: Name of a tensor to the tensor.
+
+    Returns:
+        The divisors, and one warning per fused group whose members differ.
+
+    Raises:
+        CheckpointError: A divisor that is not positive and finite.
+    """
+    from clefq.quantize.fusion import fused_groups
+
+    scales: dict[str, float] = {}
+    for module, kind in layers.items():
+        for leaf in _TENSORS[kind]:
+            if leaf.endswith("_global_scale"):
+                scales[f"{module}.{leaf}"] = _positive(read(f"{module}.{leaf}"), module, leaf)
+    warnings = []
+    for group in fused_groups(layers):
+        for leaf in ("weight_global_scale", "input_global_scale"):
+            keys = [f"{m}.{leaf}" for m in group.members if f"{m}.{leaf}" in scales]
+            values = {scales[key] for key in keys}
+            if len(values) > 1:
+                warnings.append(f"{group.name}: members differ in {leaf}")
+                scales.update(dict.fromkeys(keys, max(values)))
+    return scales, warnings
+
+
+def _positive(tensor: Tensor, module: str, leaf: str) -> float:
+    value = float(tensor.to(torch.float32).reshape(-1)[0])
+    if not 0.0 < value < float("inf"):
+        raise CheckpointError(
+            f"{module}.{leaf} is {value}.",
+            fix="quantize the checkpoint again, or `clefq repair` it.",
+        )
+    return value
+
+
+def read_layer(
+    module: str, kind: LayerKind, read: ReadTensor, scales: Mapping[str, float]
+) -> StoredLayer:
+    """Reads one layer.
+
+    Args:
+        module: Module name.
+        kind: Its format.
+        read: Name of a tensor to the tensor, on the device where it will run.
+        scales: From `served_scales`.
+    """
+    if kind in ("fp8", "fp8-static"):
+        return _read_fp8(module, kind, read)
+    packed = read(f"{module}.weight_packed")
+    divisor = torch.tensor(scales[f"{module}.weight_global_scale"], device=packed.device)
+    columns = packed.shape[1] * 2
+    if columns % GROUP_SIZE:
+        raise CheckpointError(f"{module}: {columns} input features are no multiple of 16.")
+    weight = Nvfp4Weight(packed, read(f"{module}.weight_scale"), divisor, columns)
+    if kind == "nvfp4a16":
+        return StoredLayer(weight, KeepInputs())
+    return StoredLayer(weight, Nvfp4Inputs(scales[f"{module}.input_global_scale"]))
+
+
+def _read_fp8(module: str, kind: LayerKind, read: ReadTensor) -> StoredLayer:
+    codes = read(f"{module}.weight")
+    scale = read(f"{module}.weight_scale").to(torch.float32).reshape(-1)
+    weight = Fp8Weight(codes, scale if scale.numel() > 1 else scale[0], codes.shape[1])
+    if kind == "fp8":
+        return StoredLayer(weight, Fp8TokenInputs())
+    return StoredLayer(weight, Fp8StaticInputs(float(read(f"{module}.input_scale").max())))

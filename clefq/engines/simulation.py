@@ -1,0 +1,347 @@
+"""Simulated kernels: the arithmetic of quantized matrix products, in FP32 on any machine.
+
+A real W4A4 or W8A8 kernel multiplies FP4 or FP8 *values*, accumulates in FP32, applies the
+scales to the accumulator and rounds once, to BF16. So does this module: operands are the exact
+quantized values (an E2M1 value times its E4M3 group scale has at most six significant bits, so
+FP32 holds it exactly), the product runs in FP32, global and per-row scales follow, and one
+rounding ends it. Rounding the dequantized weight to BF16 instead, as a dequantizing loader does,
+is a different model. What remains different from a real kernel is the order of the sum.
+
+Formats: E2M1 (FP4) has the values 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives; E4M3 (FP8) ends
+at 448. NVFP4 groups 16 values along the input dimension under one E4M3 scale, and stores the
+tensor's global scale as a divisor, 448·6/amax.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+GROUP_SIZE = 16
+E2M1_MAX = 6.0
+E4M3_MAX = 448.0
+# Smallest per-token FP8 scale of vLLM's kernels: keeps the division finite on all-zero rows.
+MIN_FP8_SCALE = 1.0 / (E4M3_MAX * 512.0)
+_E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def decode_e2m1(packed: Tensor) -> Tensor:
+    """Unpacks FP4 codes: the low nibble is the earlier column, bit 3 of a nibble is the sign.
+
+    Args:
+        packed: uint8 [rows, columns / 2].
+
+    Returns:
+        float32 [rows, columns] with E2M1 values; negative zero decodes to -0.0.
+    """
+    magnitudes = torch.tensor(_E2M1_VALUES, device=packed.device)
+    nibble_values = torch.cat([magnitudes, -magnitudes])
+    codes = torch.arange(256, device=packed.device)
+    pairs = torch.stack([nibble_values[codes & 0xF], nibble_values[codes >> 4]], dim=-1)
+    return pairs[packed.to(torch.int32)].flatten(-2)
+
+
+def round_to_e2m1(values: Tensor) -> Tensor:
+    """Rounds to the nearest E2M1 value, ties to the even code, saturating at ±6.
+
+    Args:
+        values: float32 or float64, any shape; changed in place and returned.
+    """
+    values.clamp_(-E2M1_MAX, E2M1_MAX)
+    size = values.abs()
+    # Neighbouring values lie 0.5 apart below 2, 1 apart below 4, 2 apart above.
+    step = torch.where(size < 2.0, 0.5, torch.where(size < 4.0, 1.0, 2.0)).to(values.dtype)
+    return values.div_(step).round_().mul_(step)
+
+
+def round_to_e4m3(values: Tensor) -> Tensor:
+    """Rounds to the nearest E4M3 value, ties to even, saturating at ±448; keeps the dtype."""
+    return values.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).to(values.dtype)
+
+
+def quantize_nvfp4(inputs: Tensor, global_scale: Tensor) -> Tensor:
+    """NVFP4 activations as the kernels quantize them, one E4M3 scale per group of 16.
+
+    Group scale = E4M3(global scale · (amax / 6)); a value becomes E2M1(x · global / group scale).
+
+    Args:
+        inputs: [tokens, columns], columns a multiple of 16; any float dtype.
+        global_scale: scalar, the divisor 448·6/amax found in calibration.
+
+    Returns:
+        E2M1 value times group scale, [tokens, columns], exact in the computing dtype (float32,
+        or float64 for float64 inputs). Divide by `global_scale` for the dequantized inputs.
+    """
+    groups = inputs.to(_compute_dtype(inputs)).unflatten(-1, (-1, GROUP_SIZE))
+    peak = groups.abs().amax(dim=-1, keepdim=True)
+    # Products with reciprocals, in this order, are what the kernels compute.
+    scale = round_to_e4m3(global_scale * (peak * (1.0 / E2M1_MAX)))
+    factor = torch.where(scale == 0, 0.0, (scale * global_scale.reciprocal()).reciprocal())
+    return round_to_e2m1(groups * factor).mul_(scale).flatten(-2)
+
+
+def quantize_fp8_tokens(inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Dynamic FP8 activations: one scale per token, amax / 448.
+
+    Args:
+        inputs: [tokens, columns], any float dtype.
+
+    Returns:
+        E4M3 values [tokens, columns] and scales [tokens, 1], in the computing dtype.
+    """
+    values = inputs.to(_compute_dtype(inputs))
+    scale = (values.abs().amax(dim=-1, keepdim=True) / E4M3_MAX).clamp_(min=MIN_FP8_SCALE)
+    return round_to_e4m3(values / scale), scale
+
+
+def _product(values: Tensor, weight: Tensor, exact: bool) -> Tensor:
+    """Values times the transposed weight, with accumulation in the values' dtype.
+
+    On a GPU, operands that BF16 holds exactly (quantized values, and BF16 inputs: `exact`) go
+    through the BF16 units with an FP32 accumulator and FP32 output, which changes no product.
+    """
+    if values.is_cuda and exact:
+        low = torch.bfloat16
+        return torch.mm(values.to(low), weight.to(low).T, out_dtype=torch.float32)
+    return values @ weight.to(values.dtype).T
+
+
+def _compute_dtype(inputs: Tensor) -> torch.dtype:
+    return torch.float64 if inputs.dtype == torch.float64 else torch.float32
+
+
+class QuantizedWeight(Protocol):
+    """A stored weight that decodes to exact values and a scale for the accumulator."""
+
+    columns: int
+
+    def values(self) -> Tensor:
+        """float32 [rows, columns]: quantized values (with group scales), exact."""
+        ...
+
+    def scale(self) -> Tensor:
+        """float32 scalar or [rows]: what the accumulator is multiplied with."""
+        ...
+
+    def to(self, device: torch.device) -> QuantizedWeight:
+        """The same weight on another device."""
+        ...
+
+
+@dataclass(slots=True)
+class Nvfp4Weight:
+    """NVFP4 weight.
+
+    Attributes:
+        packed: uint8 [rows, columns / 2].
+        group_scale: E4M3 [rows, columns / 16].
+        global_scale: float32 scalar, a divisor.
+        columns: Input features.
+    """
+
+    packed: Tensor
+    group_scale: Tensor
+    global_scale: Tensor
+    columns: int
+
+    def values(self) -> Tensor:
+        """E2M1 value times group scale, float32 [rows, columns]."""
+        groups = decode_e2m1(self.packed).unflatten(-1, (-1, GROUP_SIZE))
+        return groups.mul_(self.group_scale.to(torch.float32).unsqueeze(-1)).flatten(-2)
+
+    def scale(self) -> Tensor:
+        """One over the global divisor."""
+        return self.global_scale.reciprocal()
+
+    def to(self, device: torch.device) -> Nvfp4Weight:
+        """The same weight on another device."""
+        return Nvfp4Weight(
+            self.packed.to(device),
+            self.group_scale.to(device),
+            self.global_scale.to(device),
+            self.columns,
+        )
+
+
+@dataclass(slots=True)
+class Fp8Weight:
+    """FP8 weight with a scale per output channel, or one for the tensor.
+
+    Attributes:
+        codes: E4M3 [rows, columns].
+        row_scale: float32 [rows] or scalar, a factor.
+        columns: Input features.
+    """
+
+    codes: Tensor
+    row_scale: Tensor
+    columns: int
+
+    def values(self) -> Tensor:
+        """E4M3 values as float32 [rows, columns]."""
+        return self.codes.to(torch.float32)
+
+    def scale(self) -> Tensor:
+        """The channel scales."""
+        return self.row_scale
+
+    def to(self, device: torch.device) -> Fp8Weight:
+        """The same weight on another device."""
+        return Fp8Weight(self.codes.to(device), self.row_scale.to(device), self.columns)
+
+
+class InputQuantizer(Protocol):
+    """How a layer quantizes its inputs."""
+
+    def quantize(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Exact values [tokens, columns] and their scale (scalar or [tokens, 1]; None: one)."""
+        ...
+
+    def key(self) -> tuple[str, float]:
+        """Equal keys quantize equal inputs alike."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class KeepInputs:
+    """16-bit activations: no quantization."""
+
+    def quantize(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The inputs themselves."""
+        return inputs.to(_compute_dtype(inputs)), None
+
+    def key(self) -> tuple[str, float]:
+        """All layers with 16-bit activations share one key."""
+        return "keep", 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Nvfp4Inputs:
+    """NVFP4 activations with the tensor's calibrated global scale.
+
+    Attributes:
+        global_scale: The divisor 448·6/amax.
+    """
+
+    global_scale: float
+
+    def quantize(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """E2M1 values times group scales, and one over the global divisor."""
+        dtype = _compute_dtype(inputs)
+        divisor = torch.tensor(self.global_scale, dtype=dtype, device=inputs.device)
+        return quantize_nvfp4(inputs, divisor), divisor.reciprocal()
+
+    def key(self) -> tuple[str, float]:
+        """Layers with the same global scale share quantized inputs."""
+        return "nvfp4", self.global_scale
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8TokenInputs:
+    """FP8 activations with one dynamic scale per token."""
+
+    def quantize(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """E4M3 values and the tokens' scales."""
+        return quantize_fp8_tokens(inputs)
+
+    def key(self) -> tuple[str, float]:
+        """All dynamic FP8 layers share one key."""
+        return "fp8-token", 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8StaticInputs:
+    """FP8 activations with one calibrated scale for the tensor.
+
+    Attributes:
+        scale: The factor amax / 448.
+    """
+
+    scale: float
+
+    def quantize(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """E4M3 values and the fixed scale."""
+        dtype = _compute_dtype(inputs)
+        factor = torch.tensor(self.scale, dtype=dtype, device=inputs.device)
+        return round_to_e4m3(inputs.to(dtype) / factor), factor
+
+    def key(self) -> tuple[str, float]:
+        """Layers with the same scale share quantized inputs."""
+        return "fp8-static", self.scale
+
+
+class InputMemo:
+    """Keeps the last quantized input: q, k and v (or gate and up) read the same tensor.
+
+    Holds a reference to that tensor, so that its identity cannot be reused meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._inputs: Tensor | None = None
+        self._key: tuple[str, float] | None = None
+        self._result: tuple[Tensor, Tensor | None] | None = None
+
+    def quantize(
+        self, inputs: Tensor, flat: Tensor, quantizer: InputQuantizer
+    ) -> tuple[Tensor, Tensor | None]:
+        """`quantizer.quantize(flat)`, computed once while `inputs` stays the same tensor."""
+        if self._result is None or inputs is not self._inputs or quantizer.key() != self._key:
+            self._result = quantizer.quantize(flat)
+            self._inputs, self._key = inputs, quantizer.key()
+        return self._result
+
+    def clear(self) -> None:
+        """Drops the kept tensors."""
+        self._inputs = self._key = self._result = None
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer that computes as a quantized kernel does (see the module's header).
+
+    Args:
+        weight: The stored weight.
+        quantizer: What happens to the inputs.
+        bias: float [rows] or None; added to the scaled accumulator before the rounding.
+        memo: Shared by the layers of one model.
+        keep_decoded: Keep the decoded float32 weight (four bytes a value) instead of decoding it
+            in every pass.
+    """
+
+    def __init__(
+        self,
+        weight: QuantizedWeight,
+        quantizer: InputQuantizer,
+        bias: Tensor | None = None,
+        memo: InputMemo | None = None,
+        keep_decoded: bool = False,
+    ) -> None:
+        super().__init__()
+        self.stored = weight
+        self.quantizer = quantizer
+        self.bias = bias
+        self.memo = memo if memo is not None else InputMemo()
+        self.in_features = weight.columns
+        self.keep_decoded = keep_decoded
+        self._decoded: Tensor | None = None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[..., columns] to [..., rows], in the inputs' dtype."""
+        flat = inputs.reshape(-1, self.in_features)
+        values, input_scale = self.memo.quantize(inputs, flat, self.quantizer)
+        output = _product(values, self._weight_values(), exact=inputs.dtype == torch.bfloat16)
+        scale = self.stored.scale().to(values.dtype)
+        output.mul_(scale if input_scale is None else input_scale * scale)
+        if self.bias is not None:
+            output.add_(self.bias.to(output.dtype))
+        return output.to(inputs.dtype).reshape(*inputs.shape[:-1], -1)
+
+    def _weight_values(self) -> Tensor:
+        if self._decoded is not None:
+            return self._decoded
+        values = self.stored.values()
+        if self.keep_decoded:
+            self._decoded = values
+        return values
