@@ -1,0 +1,122 @@
+"""How to run a Clef under vLLM: the settings that matter, with defaults that are right for it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from clefq.clef.encoding import DEFAULT_MAX_LENGTH
+from clefq.errors import InputError
+from clefq.serving.head_files import check_format, head_config
+from clefq.serving.layout import ARCHITECTURE
+
+GdnBackend = Literal["auto", "triton", "flashinfer"]
+GDN_BACKENDS = ("auto", "triton", "flashinfer")
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """Settings of one engine.
+
+    Attributes:
+        max_length: Token limit of a prompt, image tokens included.
+        max_images: Most images of a request; 0 leaves the vision tower out of memory.
+        step_tokens: Most tokens of one engine step; longer prompts are prefilled in chunks.
+        max_requests: Most prompts of one engine step.
+        max_cudagraph_tokens: CUDA graphs are captured for steps up to this many tokens. Prefill
+            is all that this model does, so graphs help only where they reach its sizes.
+        gdn_backend: Kernel of the DeltaNet prefill; `auto` leaves the choice to vLLM.
+        tensor_parallel: GPUs that share one copy of the model.
+        gpu_memory: Fraction of a GPU's memory that vLLM may take.
+        eager: No compilation and no CUDA graphs: starts in seconds, runs slower.
+        cpu_cache_gib: Memory for the key-value cache on a CPU.
+    """
+
+    max_length: int = DEFAULT_MAX_LENGTH
+    max_images: int = 1
+    step_tokens: int = 8192
+    max_requests: int = 128
+    max_cudagraph_tokens: int = 2048
+    gdn_backend: GdnBackend = "auto"
+    tensor_parallel: int = 1
+    gpu_memory: float = 0.9
+    eager: bool = False
+    cpu_cache_gib: int = 1
+
+    def __post_init__(self) -> None:
+        faults = [
+            f"{name} is {getattr(self, name)}, expected at least {least}"
+            for name, least in _LEAST.items()
+            if getattr(self, name) < least
+        ]
+        if not 0 < self.gpu_memory <= 1:
+            faults.append(f"gpu_memory is {self.gpu_memory}, expected 0 < fraction ≤ 1")
+        if self.gdn_backend not in GDN_BACKENDS:
+            faults.append(
+                f"gdn_backend is {self.gdn_backend!r}, expected one of {', '.join(GDN_BACKENDS)}"
+            )
+        if faults:
+            raise InputError(f"serving settings: {faults[0]}.", faults=faults[1:])
+
+
+_LEAST = {
+    "max_length": 1,
+    "max_images": 0,
+    "step_tokens": 1,
+    "max_requests": 1,
+    "max_cudagraph_tokens": 0,
+    "tensor_parallel": 1,
+    "cpu_cache_gib": 1,
+}
+
+
+def engine_arguments(folder: Path, settings: ServeSettings, *, cpu: bool) -> dict[str, Any]:
+    """Keyword arguments of `vllm.LLM` and of `AsyncEngineArgs` alike.
+
+    Args:
+        folder: The checkpoint.
+        settings: See `ServeSettings`.
+        cpu: Whether vLLM runs on the CPU platform.
+
+    Raises:
+        CheckpointError: The folder has no sound head, or was made for a newer runner.
+    """
+    check_format(str(folder))
+    head = head_config(str(folder))
+    text_only = settings.max_images == 0
+    arguments: dict[str, Any] = {
+        "model": str(folder),
+        "runner": "pooling",
+        "hf_overrides": {
+            "architectures": [ARCHITECTURE],
+            "joint_head_config": {name: getattr(head, name) for name in head.__slots__},
+        },
+        "dtype": "bfloat16",
+        "max_model_len": settings.max_length,
+        "max_num_batched_tokens": settings.step_tokens,
+        "max_num_seqs": settings.max_requests,
+        "enable_chunked_prefill": True,
+        # the head reads every token of a prompt, so a cached prefix would be recomputed anyway
+        "enable_prefix_caching": False,
+        "tensor_parallel_size": settings.tensor_parallel,
+        "enforce_eager": settings.eager or cpu,
+        "disable_log_stats": True,
+        "limit_mm_per_prompt": {"image": settings.max_images, "video": 0},
+    }
+    if text_only:
+        arguments["language_model_only"] = True
+    if cpu:
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(settings.cpu_cache_gib))
+        return arguments
+    arguments["gpu_memory_utilization"] = settings.gpu_memory
+    # vLLM knows the right default for its own architecture names only
+    arguments["mamba_ssm_cache_dtype"] = "float32"
+    if settings.gdn_backend != "auto":
+        arguments["gdn_prefill_backend"] = settings.gdn_backend
+    if not settings.eager and settings.max_cudagraph_tokens:
+        arguments["max_cudagraph_capture_size"] = min(
+            settings.max_cudagraph_tokens, settings.step_tokens
+        )
+    return arguments
