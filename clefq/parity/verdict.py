@@ -1,0 +1,285 @@
+"""From judged gates and provenance to one verdict, its reason and the next step.
+
+Order: invalid > fail > inconclusive > pass. What was run other than the scheme means, or on
+simulated kernels where real ones are asked for, can fail but never pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from clefq.errors import ExitCode
+from clefq.parity.gate_schema import GateFile
+from clefq.parity.gates import FAIL, INCONCLUSIVE, NOT_GATED, PASS, GateResult
+from clefq.store.predictions import PredictionsMeta
+
+INVALID = "invalid"
+ORDER = (PASS, INCONCLUSIVE, FAIL, INVALID)
+EXIT_CODES = {
+    PASS: ExitCode.PASS,
+    FAIL: ExitCode.FAIL,
+    INCONCLUSIVE: ExitCode.INCONCLUSIVE,
+    INVALID: ExitCode.INVALID,
+}
+# The matrix arithmetic that a scheme means; a scheme that is not here is not checked.
+MEANT_ARITHMETIC = {
+    "bf16": "bf16",
+    "fp8": "w8a8",
+    "nvfp4": "w4a4",
+    "nvfp4-mlp": "w4a4",
+    "nvfp4a16": "w4a16",
+    "mixed": "w4a4",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How many of the expected questions have a valid answer.
+
+    Attributes:
+        expected: Questions in the set, as far as either file knows.
+        baseline_failed: Questions without a valid answer of the baseline.
+        candidate_failed: Questions without a valid answer of the candidate.
+        valid: Questions that both answered.
+        minimum: Smallest share that the gates accept.
+        examples: Up to five failures: `record/question: error`.
+    """
+
+    expected: int
+    baseline_failed: int
+    candidate_failed: int
+    valid: int
+    minimum: float
+    examples: tuple[str, ...] = ()
+
+    @property
+    def share(self) -> float:
+        """Valid questions over expected ones."""
+        return self.valid / self.expected if self.expected else 0.0
+
+    @property
+    def sound(self) -> bool:
+        """Whether the coverage gate is met."""
+        return self.expected > 0 and self.share >= self.minimum
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of `parity.json`."""
+        return {**asdict(self), "share": self.share, "status": PASS if self.sound else INVALID}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The verdict of one candidate on one set.
+
+    Attributes:
+        word: `pass`, `fail`, `inconclusive` or `invalid`.
+        sentence: What it means, in one sentence.
+        reasons: Every reason for not passing, the deciding one first.
+        next_step: What to do now.
+        more_questions: Further questions that would probably settle it, or None.
+        banners: Warnings that stand above the verdict.
+    """
+
+    word: str
+    sentence: str
+    reasons: tuple[str, ...]
+    next_step: str
+    more_questions: int | None
+    banners: tuple[str, ...]
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """The process exit code."""
+        return EXIT_CODES[self.word]
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of `parity.json`."""
+        return {**asdict(self), "exit_code": int(self.exit_code)}
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """All that a verdict is drawn from.
+
+    Attributes:
+        gates: The gate file.
+        results: Its judged gates, caps not yet applied.
+        coverage: The coverage gate.
+        baseline: Provenance of the baseline's predictions.
+        candidate: Provenance of the candidate's predictions.
+        banners: Warnings from elsewhere (pre-registration, stored bounds).
+    """
+
+    gates: GateFile
+    results: tuple[GateResult, ...]
+    coverage: Coverage
+    baseline: PredictionsMeta
+    candidate: PredictionsMeta
+    banners: tuple[str, ...] = ()
+
+
+def worst(words: Sequence[str]) -> str:
+    """The worst of several verdicts; of none at all, `inconclusive`."""
+    return max(words, key=ORDER.index) if words else INCONCLUSIVE
+
+
+def binding_faults(
+    gates: GateFile, baseline: PredictionsMeta, candidate: PredictionsMeta
+) -> tuple[str, ...]:
+    """Where the predictions are not those that a bound gate file is for."""
+    faults = []
+    if gates.eval_set is not None and gates.eval_set.sha256 != candidate.eval_set_sha256:
+        faults.append(
+            f"the gate file is for set {gates.eval_set.name} {gates.eval_set.sha256[:12]}, "
+            f"the predictions are of {candidate.eval_set} {candidate.eval_set_sha256[:12]}"
+        )
+    bound = gates.baseline
+    if bound is not None:
+        for name in ("model_revision", "model_sha256"):
+            expected, found = getattr(bound, name), getattr(baseline, name)
+            if expected is not None and expected != found:
+                faults.append(
+                    f"the gate file is for a baseline with {name} {expected[:12]}, "
+                    f"this one has {found[:12] if found else 'none'}"
+                )
+    return tuple(faults)
+
+
+def caps(gates: GateFile, baseline: PredictionsMeta, candidate: PredictionsMeta) -> tuple[str, ...]:
+    """Why required gates can be inconclusive at best; empty where nothing stands against it."""
+    found = []
+    for role, meta in (("baseline", baseline), ("candidate", candidate)):
+        meant = MEANT_ARITHMETIC.get(meta.scheme)
+        if meant is not None and meant != meta.arithmetic:
+            found.append(
+                f"the {role} ran {meta.arithmetic} arithmetic, its scheme {meta.scheme} "
+                f"means {meant}"
+            )
+        if gates.kernels == "real" and meta.kernels != "real":
+            found.append(f"the gates ask for real kernels, the {role}'s were simulated")
+    return tuple(found)
+
+
+def cap_results(results: Sequence[GateResult], reasons: Sequence[str]) -> tuple[GateResult, ...]:
+    """Required gates that pass become inconclusive where a cap applies; failures stay."""
+    if not reasons:
+        return tuple(results)
+    return tuple(
+        replace(result, status=INCONCLUSIVE, reason=reasons[0])
+        if result.required and result.status == PASS
+        else result
+        for result in results
+    )
+
+
+def draw_verdict(evidence: Evidence) -> tuple[Verdict, tuple[GateResult, ...]]:
+    """The verdict, and the gate results with caps applied."""
+    limits = caps(evidence.gates, evidence.baseline, evidence.candidate)
+    results = cap_results(evidence.results, limits)
+    banners = (*_banners(evidence), *evidence.banners)
+    faults = binding_faults(evidence.gates, evidence.baseline, evidence.candidate)
+    name = evidence.candidate.variant
+    if faults:
+        step = "judge the predictions that the gate file is bound to, or freeze a new gate file."
+        sentence = f"Nothing can be said about {name}: the gate file is bound to other inputs."
+        return Verdict(INVALID, sentence, faults, step, None, banners), results
+    if not evidence.coverage.sound:
+        return _uncovered(evidence, banners), results
+    required = [result for result in results if result.required]
+    failed = [result for result in required if result.status == FAIL]
+    if failed:
+        return _failed(evidence, failed, len(required), banners), results
+    open_gates = [result for result in required if result.status in (INCONCLUSIVE, NOT_GATED)]
+    if open_gates or limits or not required:
+        return _open(evidence, open_gates, limits, banners), results
+    count = len(required)
+    sentence = f"{name} meets {'all ' if count > 1 else 'the '}{count} required " + (
+        "gates." if count > 1 else "gate."
+    )
+    step = "ship it, and keep this report with the checkpoint."
+    return Verdict(PASS, sentence, (), step, None, banners), results
+
+
+def describe(result: GateResult) -> str:
+    """A gate with its figure and limit, for reasons: `accuracy: -0.031 [...] against -0.020`."""
+    sign = "≥" if result.direction == "at_least" else "≤"
+    limit = f"{sign} {result.limit:.4g}"
+    if result.estimate is None or result.lower is None or result.upper is None:
+        return f"{result.name} ({limit}): {result.reason}"
+    figure = f"{result.estimate:.4g} [{result.lower:.4g}, {result.upper:.4g}]"
+    return f"{result.name}: {figure}, needs {limit}: {result.reason}"
+
+
+def _uncovered(evidence: Evidence, banners: tuple[str, ...]) -> Verdict:
+    coverage = evidence.coverage
+    name = evidence.candidate.variant
+    reasons = (
+        f"coverage {coverage.share:.4f} is below {coverage.minimum:.4f}: "
+        f"{coverage.expected - coverage.valid} of {coverage.expected} questions lack a valid "
+        f"answer (baseline {coverage.baseline_failed}, candidate {coverage.candidate_failed})",
+        *coverage.examples,
+    )
+    sentence = f"Nothing can be said about {name}: too many answers are missing or broken."
+    step = "find out why these answers failed, then run `clefq predict` again."
+    return Verdict(INVALID, sentence, reasons, step, None, banners)
+
+
+def _failed(
+    evidence: Evidence, failed: Sequence[GateResult], required: int, banners: tuple[str, ...]
+) -> Verdict:
+    name = evidence.candidate.variant
+    sentence = f"{name} breaks {len(failed)} of {required} required gates."
+    step = "do not ship it; `clefq sensitivity` shows which layers to keep in higher precision."
+    return Verdict(FAIL, sentence, tuple(map(describe, failed)), step, None, banners)
+
+
+def _open(
+    evidence: Evidence,
+    open_gates: Sequence[GateResult],
+    limits: Sequence[str],
+    banners: tuple[str, ...],
+) -> Verdict:
+    name = evidence.candidate.variant
+    if not any(result.required for result in evidence.results):
+        sentence = f"Nothing was asked of {name}: the gate file has no required gate."
+        step = "add a required gate to the gate file."
+        return Verdict(INCONCLUSIVE, sentence, ("no required gate",), step, None, banners)
+    sentence = f"Neither proven nor disproven: {name} may meet the gates, the evidence is short."
+    undecided = tuple(describe(r) for r in open_gates if r.reason not in limits)
+    more, step = _more(open_gates)
+    if limits:
+        sentence = f"{name} was not run as it would be in production, so it cannot pass."
+        step = "predict again where the real arithmetic runs (`clefq doctor` says where)."
+    return Verdict(INCONCLUSIVE, sentence, (*limits, *undecided), step, more, banners)
+
+
+def _more(open_gates: Sequence[GateResult]) -> tuple[int | None, str]:
+    undecided = [result for result in open_gates if result.status in (INCONCLUSIVE, NOT_GATED)]
+    gaps = [
+        result.questions_needed - result.n_questions
+        for result in undecided
+        if result.questions_needed is not None
+    ]
+    if not gaps or len(gaps) < len(undecided):
+        return None, (
+            "more questions alone will hardly settle it: a figure lies at its limit or has no "
+            "data; see the open gates."
+        )
+    more = max(gaps)
+    return more, (
+        f"add about {more:,} questions to the set (80% power if the figures stay), "
+        "then predict and judge again."
+    )
+
+
+def _banners(evidence: Evidence) -> list[str]:
+    found = []
+    for role, meta in (("baseline", evidence.baseline), ("candidate", evidence.candidate)):
+        if meta.kernels == "simulated":
+            found.append(
+                f"kernels: simulated ({role}): these answers emulate {meta.arithmetic} arithmetic "
+                f"on {meta.device}; real kernels may differ"
+            )
+    return found
