@@ -1,4 +1,8 @@
-"""Which model a name means to a prediction: a folder, a variant of the run folder, or a hub id."""
+"""What the names mean that a prediction is given.
+
+A model is a folder, a variant of the run folder, or a hub id; a set is a folder or a set of the
+run folder.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clefq.clef.hub import resolve_model, split_model
-from clefq.errors import CheckpointError
+from clefq.errors import CheckpointError, InputError
 from clefq.store.run import RunFolder
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -57,3 +61,29 @@ def find_model(name: str, run: RunFolder | None = None) -> ModelRef:
     # The hub's cache names a snapshot's folder after its commit.
     commit = snapshot.name if _COMMIT.fullmatch(snapshot.name) else revision
     return ModelRef(snapshot, hub_id, commit, hub_id.rpartition("/")[2])
+
+
+def served_model(name: str) -> ModelRef:
+    """A model that a server knows by `name`; it has no folder here."""
+    return ModelRef(Path(), name, None, name.rpartition("/")[2])
+
+
+def find_set(name: str, run: RunFolder | None = None) -> Path:
+    """Finds a set folder.
+
+    Args:
+        name: A folder, or a set of `run`.
+        run: The run folder, if there is one.
+
+    Raises:
+        InputError: Neither.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if run is not None and name in run.sets():
+        return run.set_folder(name)
+    known = f" (sets here: {', '.join(run.sets())})" if run is not None and run.sets() else ""
+    raise InputError(
+        f"no set {name}{known}.", fix="build one with `clefq build eval NAME_OR_FILE --out DIR`."
+    )

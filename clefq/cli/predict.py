@@ -1,0 +1,207 @@
+"""`clefq predict`: a model and a set become a predictions file."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clefq.cli.options import Json, Quiet, Run
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from clefq.engines.base import EngineName, EngineSpec
+    from clefq.engines.predict import PredictJob, PredictSummary
+    from clefq.store.run import RunFolder
+
+_NAME = re.compile(r"[\w.+-]+")
+
+
+def command(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="Checkpoint folder, variant of the run folder, or hub id (org/name[@revision]).",
+        ),
+    ],
+    eval_set: Annotated[
+        str, typer.Option("--eval", metavar="SET", help="Set folder, or a set of the run folder.")
+    ],
+    engine: Annotated[
+        str, typer.Option("--engine", help="transformers, vllm or http.")
+    ] = "transformers",
+    url: Annotated[
+        str | None, typer.Option("--url", help="SystemOne server (with --engine http).")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            help="Default: predictions/SET/VARIANT.parquet in the run folder.",
+        ),
+    ] = None,
+    variant: Annotated[
+        str | None, typer.Option("--variant", metavar="NAME", help="Default: the model's name.")
+    ] = None,
+    max_length: Annotated[
+        int, typer.Option("--max-length", metavar="N", help="Most tokens of a prompt.")
+    ] = 16_384,
+    truncate_state: Annotated[
+        bool,
+        typer.Option(
+            "--truncate-state", help="Cut over-long states as the release does (recorded per row)."
+        ),
+    ] = False,
+    batch_tokens: Annotated[
+        int, typer.Option("--batch-tokens", metavar="N", help="Most tokens of one batch.")
+    ] = 4_096,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option("--dtype", help="auto, bfloat16, float32 or float64 (reference work).")
+    ] = "auto",
+    threads: Annotated[
+        int | None, typer.Option("--threads", metavar="N", help="CPU threads.")
+    ] = None,
+    run: Run = None,
+    json_output: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Predict every question of a set and write the predictions file.
+
+    Interrupted, the same command continues. A record that is too long, or whose logits are not
+    finite, becomes rows with an error; the coverage gate judges them.
+    """
+    from clefq.console import Console
+    from clefq.engines.base import EngineSpec
+    from clefq.engines.predict import predict_set
+    from clefq.engines.select import parse_engine
+
+    console = Console(json_output=json_output, quiet=quiet)
+    spec = EngineSpec(
+        max_length=max_length,
+        truncate_state=truncate_state,
+        batch_tokens=batch_tokens,
+        device=device,
+        dtype=dtype,
+        threads=threads,
+    )
+    choice = _Choice(model, variant, eval_set, parse_engine(engine), url, out)
+    folder = _run_folder(run)
+    job = _job(choice, spec, folder)
+    summary = predict_set(job, console)
+    console.result(_json(summary), _text(summary, job, folder))
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """The options that name things."""
+
+    model: str
+    variant: str | None
+    eval_set: str
+    engine: EngineName
+    url: str | None
+    out: Path | None
+
+
+def _job(choice: _Choice, spec: EngineSpec, run: RunFolder | None) -> PredictJob:
+    from clefq.engines.models import find_model, find_set, served_model
+    from clefq.engines.predict import PredictJob
+    from clefq.errors import InputError
+    from clefq.store.sets import read_manifest
+
+    if (choice.engine == "http") != (choice.url is not None):
+        raise InputError("--engine http and --url belong together.", fix="give both, or neither.")
+    http = choice.engine == "http"
+    model = served_model(choice.model) if http else find_model(choice.model, run)
+    if choice.variant is not None:
+        model = replace(model, variant=choice.variant)
+    if not _NAME.fullmatch(model.variant):
+        raise InputError(
+            f"{model.variant!r} cannot name a file.", fix="give --variant a plain name."
+        )
+    set_path = find_set(choice.eval_set, run)
+    out = choice.out
+    if out is None:
+        if run is None:
+            raise InputError(
+                "there is no run folder here to write to.", fix="give --out FILE, or --run DIR."
+            )
+        out = run.predictions(read_manifest(set_path).name, model.variant)
+    return PredictJob(model, set_path, out, choice.engine, spec, choice.url)
+
+
+def _run_folder(run: Path | None) -> RunFolder | None:
+    """The run folder, or None where the user works without one."""
+    from clefq.errors import InputError
+    from clefq.store.run import RunFolder
+
+    try:
+        return RunFolder.find(run)
+    except InputError:
+        if run is not None:
+            raise
+        return None
+
+
+def _json(summary: PredictSummary) -> dict[str, object]:
+    return {
+        **asdict(summary),
+        "accuracy": summary.accuracy,
+        "tokens_per_second": summary.tokens_per_second,
+    }
+
+
+def _text(summary: PredictSummary, job: PredictJob, run: RunFolder | None) -> RenderableType:
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(overflow="fold")
+    for name, value in _lines(summary, job, run):
+        table.add_row(name, value)
+    return table
+
+
+def _lines(
+    summary: PredictSummary, job: PredictJob, run: RunFolder | None
+) -> list[tuple[str, str]]:
+    lines = [
+        ("file", summary.out),
+        ("questions", f"{summary.questions:,} in {summary.records:,} records"),
+    ]
+    if summary.accuracy is not None:
+        labelled = f"{summary.correct:,} of {summary.gold:,} with gold"
+        lines.append(("accuracy", f"{summary.accuracy:.4f}  ({labelled})"))
+    errors = f"{summary.errors:,}"
+    if summary.first_error is not None:
+        errors += f"  (most often: {summary.first_error})"
+    lines.append(("errors", errors))
+    if summary.truncated:
+        lines.append(("truncated", f"{summary.truncated:,} records lost the end of their state"))
+    lines.append(("ran as", f"{summary.arithmetic}, {summary.kernels} kernels, {summary.device}"))
+    speed = summary.tokens_per_second
+    if speed is not None:
+        lines.append(
+            ("speed", f"{speed:,.0f} tokens/s  ({summary.tokens:,} in {summary.seconds:,.1f} s)")
+        )
+    if summary.resumed:
+        lines.append(("resumed", f"{summary.resumed:,} records were done already"))
+    lines.append(("next", _next(job, run)))
+    return lines
+
+
+def _next(job: PredictJob, run: RunFolder | None) -> str:
+    from clefq.store.run import BASELINE
+
+    if run is not None and job.model.variant != BASELINE:
+        return f"clefq parity --baseline {BASELINE}"
+    if run is not None:
+        return "clefq predict VARIANT for the candidates, or clefq parity --baseline bf16"
+    return f"clefq parity --baseline {job.out} --candidate OTHER.parquet"
