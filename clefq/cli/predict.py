@@ -114,7 +114,7 @@ def _job(choice: _Choice, spec: EngineSpec, run: RunFolder | None) -> PredictJob
     from clefq.engines.models import find_model, find_set, served_model
     from clefq.engines.predict import PredictJob
     from clefq.errors import InputError
-    from clefq.store.sets import read_manifest
+    from clefq.store.sets import open_set
 
     if (choice.engine == "http") != (choice.url is not None):
         raise InputError("--engine http and --url belong together.", fix="give both, or neither.")
@@ -133,7 +133,7 @@ def _job(choice: _Choice, spec: EngineSpec, run: RunFolder | None) -> PredictJob
             raise InputError(
                 "there is no run folder here to write to.", fix="give --out FILE, or --run DIR."
             )
-        out = run.predictions(read_manifest(set_path).name, model.variant)
+        out = run.predictions(open_set(set_path).name, model.variant)
     return PredictJob(model, set_path, out, choice.engine, spec, choice.url)
 
 

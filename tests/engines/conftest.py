@@ -30,7 +30,22 @@ IMAGES = {
     "temporal_patch_size": 2,
     "size": {"shortest_edge": 1024, "longest_edge": 16384},
 }
-WORDS = "parcel refund blå 雨 broken invoice <|im_end|> late 42 العربية cargo yes 🙂 door".split()
+WORDS = [
+    "parcel",
+    "refund",
+    "blå",
+    "雨",
+    "broken",
+    "invoice",
+    "<|im_end|>",
+    "late",
+    "42",
+    "العربية",
+    "cargo",
+    "yes",
+    "🙂",
+    "door",
+]
 
 
 def build_release(folder: Path, seed: int = 0) -> Path:
