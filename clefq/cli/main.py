@@ -24,7 +24,11 @@ app = typer.Typer(
 )
 
 # Command modules, in the order of the loop. Each holds a function `command`, light to import.
-COMMANDS: dict[str, str] = {}
+COMMANDS: dict[str, str] = {
+    "quantize": "quantize",
+    "predict": "predict",
+    "audit": "audit",
+}
 
 
 def _version(value: bool) -> None:

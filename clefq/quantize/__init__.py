@@ -1,0 +1,1 @@
+"""Quantizing, auditing and repairing checkpoints."""

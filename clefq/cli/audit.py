@@ -1,0 +1,78 @@
+"""`clefq audit`: prove from the stored tensors that a quantized checkpoint is sound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clefq.cli.options import Json, Quiet
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from clefq.quantize.report import AuditReport
+
+Folder = Annotated[Path, typer.Argument(metavar="CKPT", help="Quantized checkpoint folder.")]
+Source = Annotated[
+    Path | None,
+    typer.Option("--source", metavar="BF16", help="The BF16 checkpoint it was made from."),
+]
+
+
+def command(
+    checkpoint: Folder, source: Source = None, json_output: Json = False, quiet: Quiet = False
+) -> None:
+    """Check shared scales, coverage, untouched tensors and hashes; exit 1 on a breach."""
+    from clefq.console import Console
+    from clefq.quantize.audit import audit_checkpoint
+
+    console = Console(json_output=json_output, quiet=quiet)
+    report = audit_checkpoint(checkpoint, source)
+    console.result(report.to_json(), render(report))
+    if not report.passed:
+        raise typer.Exit(1)
+
+
+def render(report: AuditReport) -> RenderableType:
+    """The report as text of at most 80 columns."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from clefq.quantize.report import CHECKS
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, justify in (("check", "left"), ("looked at", "right"), ("result", "left")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for check in CHECKS:
+        if check in report.counts:
+            count = len(report.of(check))
+            result = Text("ok", "green") if not count else Text(f"{count} breach(es)", "bold red")
+            table.add_row(check, f"{report.counts[check]:,}", result)
+    parts: list[RenderableType] = [Text(f"{report.folder}  ({report.scheme})"), table]
+    shown = report.breaches[:_SHOWN]
+    for breach in shown:
+        parts.append(Text(f"\n{breach.check}: {breach.subject}", "bold red"))
+        parts.append(Text(f"  {breach.message}"))
+        if breach.effect:
+            parts.append(Text(f"  → {breach.effect}"))
+    if len(report.breaches) > _SHOWN:
+        parts.append(Text(f"\n… and {len(report.breaches) - _SHOWN} more (--json lists all)"))
+    parts += [Text(f"note: {note}", "dim") for note in report.notes]
+    parts.append(Text(_verdict(report)))
+    return Group(*parts)
+
+
+_SHOWN = 12
+
+
+def _verdict(report: AuditReport) -> str:
+    if report.passed:
+        return "clean"
+    if report.of("weight scales"):
+        return (
+            f"{len(report.breaches)} breach(es); mend with: clefq repair {report.folder} --out DIR"
+        )
+    return f"{len(report.breaches)} breach(es)"

@@ -1,0 +1,100 @@
+"""`clefq quantize`: make a quantized checkpoint and prove it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from clefq.cli.options import Json, Quiet
+
+if TYPE_CHECKING:
+    from clefq.quantize.run import Result
+
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="BF16 Clef: a folder, or a hub id with @revision.")
+]
+Scheme = Annotated[
+    str | None,
+    typer.Option("--scheme", metavar="NAME", help="nvfp4, nvfp4-mlp, nvfp4a16, fp8 or mixed."),
+]
+RecipeFile = Annotated[
+    Path | None, typer.Option("--recipe", metavar="FILE", help="Your own llm-compressor recipe.")
+]
+CalibrationSet = Annotated[
+    Path | None,
+    typer.Option("--calibration", metavar="SET", help="Calibration set (nvfp4, nvfp4-mlp, mixed)."),
+]
+Method = Annotated[str, typer.Option("--method", metavar="NAME", help="auto, oneshot or stream.")]
+MaxLength = Annotated[
+    int, typer.Option("--max-length", min=1, metavar="N", help="Tokens per calibration record.")
+]
+Fp8Layers = Annotated[
+    int | None,
+    typer.Option("--fp8-layers", metavar="N", help="mixed: last N layers' MLPs in FP8."),
+]
+Out = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help="Output folder (default MODEL-SCHEME).")
+]
+
+
+def command(
+    model: Model,
+    scheme: Scheme = None,
+    recipe: RecipeFile = None,
+    calibration: CalibrationSet = None,
+    method: Method = "auto",
+    max_length: MaxLength = 16384,
+    fp8_layers: Fp8Layers = None,
+    out: Out = None,
+    json_output: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Quantize a BF16 Clef checkpoint; the folder appears only if its audit is clean."""
+    from clefq.console import Console
+    from clefq.quantize.run import QuantizeSpec, quantize
+
+    console = Console(json_output=json_output, quiet=quiet)
+    spec = QuantizeSpec(
+        model=model,
+        scheme=scheme,
+        recipe=recipe,
+        calibration=calibration,
+        method=method,
+        max_length=max_length,
+        fp8_layers=fp8_layers,
+    )
+    result = quantize(spec, out or _default_out(model, scheme, recipe), console)
+    console.result(_json(result), _text(result))
+
+
+def _default_out(model: str, scheme: str | None, recipe: Path | None) -> Path:
+    name = Path(model.partition("@")[0]).name or "model"
+    return Path(f"{name}-{scheme or (recipe.stem if recipe is not None else 'quantized')}")
+
+
+def _json(result: Result) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {"folder": str(result.folder), **asdict(result.manifest)}
+
+
+def _text(result: Result) -> str:
+    manifest = result.manifest
+    before, after = manifest.bytes["source"], manifest.bytes["output"]
+    formats = ", ".join(f"{count} × {kind}" for kind, count in manifest.formats.items())
+    checked = sum(manifest.audit["checks"].values())
+    lines = [
+        f"{result.folder}  ({manifest.scheme}, {manifest.method})",
+        f"  modules   {formats}",
+        f"  size      {_size(before)} → {_size(after)}, {before / after:.2f}× smaller",
+        f"  audit     clean: {checked} checks",
+        f"  took      {manifest.seconds:.1f} s, peak memory {_size(manifest.peak_memory_bytes)}",
+        f"next: clefq predict {result.folder} --eval SET --engine transformers",
+    ]
+    return "\n".join(lines)
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.2f} MB"

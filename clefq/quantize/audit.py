@@ -1,0 +1,341 @@
+"""Proves from the tensors on disk that a quantized checkpoint is what it should be.
+
+Works on any compressed-tensors checkpoint of the Qwen3.5 family, with or without a joint head,
+whoever made it. Outputs prove nothing here: unequal scales hardly move a random model's outputs,
+so the audit reads the stored numbers. Needs neither torch nor llm-compressor, except to compare
+quantized weights with a source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clefq.errors import CheckpointError
+from clefq.quantize import audit_scales, audit_source
+from clefq.quantize.architecture import (
+    Shapes,
+    expected_tensors,
+    linear_modules,
+    text_prefix,
+)
+from clefq.quantize.config_match import FP8, NVFP4, Scheme, schemes_of
+from clefq.quantize.fusion import fused_groups
+from clefq.quantize.protected import protected_reason
+from clefq.quantize.report import AuditReport
+from clefq.quantize.tensors import HEAD_FILES, FolderTensors, TensorRef, scan_folder
+from clefq.quantize.values import count_nonfinite
+from clefq.store.atomic import read_json, sha256_file
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+_FLOATS = ("BF16", "F16", "F32")
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """A checkpoint as its audit sees it.
+
+    Attributes:
+        folder: The checkpoint.
+        config: `config.json`.
+        refs: Every backbone tensor.
+        expected: Shapes of the unquantized model.
+        schemes: Scheme of every quantized Linear.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    refs: dict[str, TensorRef]
+    expected: Shapes
+    schemes: dict[str, Scheme]
+
+
+def audit_checkpoint(
+    folder: Path, source: Path | None = None, *, config: Mapping[str, Any] | None = None
+) -> AuditReport:
+    """Audits a checkpoint.
+
+    Args:
+        folder: The quantized checkpoint.
+        source: The BF16 checkpoint it was made from, if it is to be compared.
+        config: Used in place of `config.json` while a checkpoint is being made.
+
+    Returns:
+        The report; `passed` tells whether any rule is broken.
+
+    Raises:
+        CheckpointError: The folder is no Qwen3.5 checkpoint at all, or cannot be read.
+    """
+    report = AuditReport(str(folder))
+    body = read_json(folder / "config.json") if config is None else config
+    found = scan_folder(folder)
+    _files(report, found)
+    audited = _open(report, folder, body, found)
+    _config(report, audited)
+    _coverage(report, audited)
+    _protected(report, audited)
+    _formats(report, audited)
+    audit_scales.global_scales(report, audited.refs, audited.schemes)
+    audit_scales.local_scales(report, audited.refs, audited.schemes)
+    _values(report, audited)
+    _head(report, folder, source)
+    audit_source.manifest(report, folder)
+    if source is None:
+        report.notes.append("not compared with a source; give --source to do so.")
+    else:
+        audit_source.compare(report, audited.refs, audited.schemes, source)
+    return report
+
+
+def _files(report: AuditReport, found: FolderTensors) -> None:
+    report.looked_at("files", len({ref.file for ref in found.refs.values()}))
+    for name in found.doubled:
+        report.breach("files", name, "is in more than one shard", "the last shard read wins")
+    for fault in found.faults:
+        report.breach("files", "index", fault, "the tensor is missed or loading fails")
+    for name in found.refs:
+        if "language_model.language_model" in name:
+            report.breach("files", name, "has a doubled prefix", "loading fails")
+    report.facts["bytes"] = sum(ref.nbytes for ref in found.refs.values())
+
+
+def _open(
+    report: AuditReport, folder: Path, config: Mapping[str, Any], found: FolderTensors
+) -> Audited:
+    prefix = text_prefix(found.refs)
+    expected = expected_tensors(config, prefix)
+    if expected is None:
+        raise CheckpointError(
+            f"{folder / 'config.json'} is not that of a Qwen3.5 model.",
+            fix="give a Clef checkpoint, or another one of its architecture.",
+        )
+    schemes: dict[str, Scheme] = {}
+    report.looked_at("config")
+    block = config.get("quantization_config")
+    if block is None:
+        _unquantized(report, found)
+    elif block.get("quant_method") != "compressed-tensors":
+        method = block.get("quant_method")
+        raise CheckpointError(
+            f"{folder} is quantized by {method!r}, not in the compressed-tensors format.",
+            fix="audit reads compressed-tensors checkpoints only.",
+        )
+    else:
+        try:
+            schemes = schemes_of(block, linear_modules(expected))
+        except ValueError as error:
+            report.breach("config", "config.json", str(error), "loading fails")
+        if not schemes:
+            report.breach("config", "config.json", "its quantization_config matches no Linear")
+    counts: dict[str, int] = {}
+    for scheme in schemes.values():
+        counts[scheme.arithmetic] = counts.get(scheme.arithmetic, 0) + 1
+    report.scheme = ", ".join(f"{count} × {kind}" for kind, count in sorted(counts.items()))
+    report.scheme = report.scheme or "not quantized"
+    report.facts["formats"] = counts
+    return Audited(folder, config, found.refs, expected, schemes)
+
+
+def _unquantized(report: AuditReport, found: FolderTensors) -> None:
+    packed = [name for name in found.refs if name.endswith((".weight_packed", ".weight_scale"))]
+    if packed:
+        report.breach(
+            "config",
+            "config.json",
+            f"has no quantization_config, though {packed[0]} is quantized",
+            "the engine loads it as BF16 and fails",
+        )
+
+
+def _config(report: AuditReport, audited: Audited) -> None:
+    refs, expected = audited.refs, audited.expected
+    for module in linear_modules(expected):
+        report.looked_at("config")
+        scheme = audited.schemes.get(module)
+        stored = {suffix for suffix in _SUFFIXES if f"{module}.{suffix}" in refs}
+        due = set(scheme.suffixes) if scheme is not None else {"weight"}
+        for suffix in sorted(due - stored):
+            report.breach("config", f"{module}.{suffix}", "is missing", "loading fails")
+        for suffix in sorted(stored - due):
+            said = "leaves it BF16" if scheme is None else f"says {scheme.format}"
+            report.breach(
+                "config",
+                f"{module}.{suffix}",
+                f"is there, though the config {said}",
+                "loading fails or ignores it",
+            )
+        if scheme is not None:
+            _layout(report, module, scheme, audited)
+        elif f"{module}.weight" in refs and refs[f"{module}.weight"].dtype not in _FLOATS:
+            report.breach(
+                "config",
+                f"{module}.weight",
+                f"is stored as {refs[f'{module}.weight'].dtype}, though the config leaves it BF16",
+                "the codes are taken for weights",
+            )
+
+
+_SUFFIXES = (
+    "weight",
+    "weight_packed",
+    "weight_scale",
+    "weight_global_scale",
+    "input_global_scale",
+    "input_scale",
+    "weight_zero_point",
+)
+
+
+def _layout(report: AuditReport, module: str, scheme: Scheme, audited: Audited) -> None:
+    rows, columns = audited.expected[f"{module}.weight"]
+    for suffix, (dtypes, shapes) in _layouts(scheme, rows, columns).items():
+        ref = audited.refs.get(f"{module}.{suffix}")
+        if ref is None:
+            continue
+        if ref.dtype not in dtypes or (shapes and ref.shape not in shapes):
+            report.breach(
+                "config",
+                ref.name,
+                f"is {ref.dtype}{list(ref.shape)}, expected {dtypes[0]}"
+                + (f"{list(shapes[0])}" if shapes else ""),
+                "loading fails",
+            )
+
+
+def _layouts(
+    scheme: Scheme, rows: int, columns: int
+) -> dict[str, tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]]:
+    if scheme.format == NVFP4:
+        size = scheme.group_size or 16
+        return {
+            "weight_packed": (("U8",), ((rows, columns // 2),)),
+            "weight_scale": (("F8_E4M3",), ((rows, columns // size),)),
+            "weight_global_scale": (("F32", "BF16"), ((1,), ())),
+            "input_global_scale": (("F32", "BF16"), ((1,), ())),
+        }
+    if scheme.format in FP8:
+        shapes = {"channel": ((rows, 1), (rows,)), "tensor": ((1,), ())}.get(scheme.strategy, ())
+        return {
+            "weight": (("F8_E4M3",), ((rows, columns),)),
+            "weight_scale": (_FLOATS, shapes),
+        }
+    return {}
+
+
+def _coverage(report: AuditReport, audited: Audited) -> None:
+    quantized = {f"{module}.{suffix}" for module in audited.schemes for suffix in _SUFFIXES}
+    for name, shape in audited.expected.items():
+        report.looked_at("coverage")
+        if name.removesuffix(".weight") in audited.schemes:
+            continue
+        ref = audited.refs.get(name)
+        if ref is None:
+            if not _is_linear_weight(name, audited.expected):
+                report.breach("coverage", name, "is missing", "loading fails")
+        elif ref.shape != shape and ref.dtype in _FLOATS:
+            report.breach("coverage", name, f"has shape {list(ref.shape)}, expected {list(shape)}")
+    known = set(audited.expected) | quantized
+    extra = [name for name in audited.refs if name not in known and not _suffix_known(name, known)]
+    drafts = [name for name in extra if name.startswith(("mtp.", "model.mtp."))]
+    for name in extra:
+        if name not in drafts:
+            report.breach("coverage", name, "belongs to no part of the model", "loading fails")
+    if drafts:
+        report.notes.append(f"{len(drafts)} draft (MTP) tensors are kept as they are.")
+
+
+def _is_linear_weight(name: str, expected: Shapes) -> bool:
+    # a missing Linear is reported by the config check, with the module's other tensors
+    return name.endswith(".weight") and len(expected[name]) == 2 and "embed" not in name
+
+
+def _suffix_known(name: str, known: set[str]) -> bool:
+    module, _, suffix = name.rpartition(".")
+    # leftovers of a Linear that should not be quantized: the config check names them
+    return suffix in _SUFFIXES and f"{module}.weight" in known
+
+
+def _protected(report: AuditReport, audited: Audited) -> None:
+    for module in linear_modules(audited.expected):
+        why = protected_reason(module)
+        if why is None:
+            continue
+        report.looked_at("protected")
+        ref = audited.refs.get(f"{module}.weight")
+        if module in audited.schemes or (ref is not None and ref.dtype not in _FLOATS):
+            report.breach("protected", module, f"is quantized ({why})", "answers change")
+
+
+def _formats(report: AuditReport, audited: Audited) -> None:
+    for group in fused_groups(linear_modules(audited.expected)):
+        report.looked_at("formats")
+        kinds = {audited.schemes.get(member) for member in group.members}
+        if len(kinds) > 1:
+            listed = ", ".join(
+                f"{m.rpartition('.')[2]} {_arithmetic(audited, m)}" for m in group.members
+            )
+            report.breach("formats", group.name, f"mixes formats ({listed})", "vLLM refuses it")
+
+
+def _arithmetic(audited: Audited, module: str) -> str:
+    scheme = audited.schemes.get(module)
+    return "bf16" if scheme is None else scheme.arithmetic
+
+
+def _values(report: AuditReport, audited: Audited) -> None:
+    for name, ref in audited.refs.items():
+        if name.endswith(("_scale",)):
+            continue
+        report.looked_at("values")
+        bad = count_nonfinite(ref)
+        if bad:
+            report.breach("values", name, f"holds {bad} NaN or infinite values", "answers are NaN")
+
+
+def _head(report: AuditReport, folder: Path, source: Path | None) -> None:
+    head = next((folder / name for name in HEAD_FILES if (folder / name).is_file()), None)
+    report.looked_at("head")
+    names: list[Path] = []
+    if head is None:
+        if source is not None and any((source / name).is_file() for name in HEAD_FILES):
+            report.breach("head", "joint_head.safetensors", "is missing", "it is no Clef any more")
+        report.notes.append("no joint head: a backbone, not a Clef.")
+    else:
+        names.append(head.relative_to(folder))
+        configs = (head.with_name("joint_head_config.json"), folder / "joint_head_config.json")
+        settings = next((path for path in configs if path.is_file()), None)
+        if settings is None:
+            report.breach("head", "joint_head_config.json", "is missing", "loading fails")
+        else:
+            names.append(settings.relative_to(folder))
+    for name in TOKENIZER_FILES:
+        if (folder / name).is_file():
+            names.append(Path(name))
+        else:
+            report.breach("head", name, "is missing", "prompts cannot be encoded")
+    hashes = {}
+    for path in names:
+        report.looked_at("head")
+        hashes[str(path)] = sha256_file(folder / path)
+        if source is None:
+            continue
+        theirs = _counterpart(source, path)
+        if theirs is not None and sha256_file(theirs) != hashes[str(path)]:
+            report.breach("head", str(path), f"differs from {theirs}", "answers change")
+    report.facts["sha256"] = hashes
+
+
+def _counterpart(source: Path, path: Path) -> Path | None:
+    options = (source / path, source / path.name, source / "clef_head" / path.name)
+    return next((option for option in options if option.is_file()), None)
+
+
+def summary(report: AuditReport) -> dict[str, Any]:
+    """What `clefq.json` keeps of an audit."""
+    return {
+        "passed": report.passed,
+        "checks": dict(report.counts),
+        "breaches": len(report.breaches),
+    }

@@ -1,0 +1,119 @@
+"""Audit of the scales: global ones, shared inside a fused group, and local ones, in range."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from clefq.quantize.config_match import NVFP4, Scheme
+from clefq.quantize.fusion import FusedGroup, fused_groups
+from clefq.quantize.report import AuditReport
+from clefq.quantize.tensors import TensorRef
+from clefq.quantize.values import Floats, read_floats
+
+Refs = Mapping[str, TensorRef]
+_KINDS = {"weight_global_scale": "weight scales", "input_global_scale": "input scales"}
+
+
+def read_global_scale(refs: Refs, module: str, suffix: str) -> float | None:
+    """A stored global scale (a divisor), or None where there is none."""
+    ref = refs.get(f"{module}.{suffix}")
+    if ref is None or ref.nbytes == 0:
+        return None
+    return float(read_floats(ref).reshape(-1)[0])
+
+
+def global_scales(report: AuditReport, refs: Refs, schemes: Mapping[str, Scheme]) -> None:
+    """Checks that global scales are finite, positive and equal inside every fused group."""
+    nvfp4 = [module for module, scheme in schemes.items() if scheme.format == NVFP4]
+    for suffix, check in _KINDS.items():
+        scales: dict[str, float] = {}
+        for module in nvfp4:
+            value = read_global_scale(refs, module, suffix)
+            if value is None:
+                continue
+            report.looked_at(check)
+            if np.isfinite(value) and value > 0:
+                scales[module] = value
+            else:
+                report.breach(
+                    check, f"{module}.{suffix}", f"is {value}", "the whole product is NaN or zero"
+                )
+        for group in fused_groups(nvfp4):
+            present = {m: scales[m] for m in group.members if m in scales}
+            if len(present) > 1 and len(set(present.values())) > 1:
+                report.breach(
+                    check,
+                    group.name,
+                    _listing(present),
+                    _effect(suffix, shrink_factors(present)),
+                )
+
+
+def shrink_factors(divisors: Mapping[str, float]) -> dict[str, float]:
+    """By which factor each member shrinks when an engine takes the largest divisor for all.
+
+    A stored global scale divides: weight = code · group scale / global scale. A member whose own
+    divisor is d, served with the maximum D, comes out d/D times as large.
+
+    Args:
+        divisors: Member to its stored global scale.
+
+    Returns:
+        Member to a factor of at most 1.
+    """
+    top = max(divisors.values())
+    return {name: value / top for name, value in divisors.items()}
+
+
+def _listing(values: Mapping[str, float]) -> str:
+    parts = ", ".join(f"{m.rpartition('.')[2]} {value:.6g}" for m, value in values.items())
+    return f"members differ: {parts}"
+
+
+def _effect(suffix: str, factors: Mapping[str, float]) -> str:
+    shrunk = ", ".join(
+        f"{m.rpartition('.')[2]} ×{factor:.3f}" for m, factor in factors.items() if factor < 1
+    )
+    if suffix == "weight_global_scale":
+        return f"vLLM takes the largest divisor for all: weights of {shrunk}"
+    return f"vLLM takes the largest divisor for all: inputs of {shrunk} of their range, clipped"
+
+
+def shared_groups(schemes: Mapping[str, Scheme]) -> list[FusedGroup]:
+    """The fused groups whose members are all NVFP4: those with a scale to share."""
+    return fused_groups(m for m, scheme in schemes.items() if scheme.format == NVFP4)
+
+
+def local_scales(report: AuditReport, refs: Refs, schemes: Mapping[str, Scheme]) -> None:
+    """Checks the scales of groups, channels or tensors: finite, positive, at most 448 in E4M3."""
+    for module, scheme in schemes.items():
+        ref = refs.get(f"{module}.weight_scale")
+        if ref is None:
+            continue
+        report.looked_at("group scales")
+        values = read_floats(ref)
+        bad = int(values.size - np.count_nonzero(np.isfinite(values)))
+        if bad:
+            report.breach("group scales", ref.name, f"{bad} are NaN or infinite", "answers are NaN")
+        negative = int(np.count_nonzero(values < 0))
+        if negative:
+            report.breach("group scales", ref.name, f"{negative} are negative", "weights flip sign")
+        erased = _erased(refs, module, scheme, values)
+        if erased:
+            report.breach(
+                "group scales", ref.name, f"{erased} are zero over nonzero codes", "weights vanish"
+            )
+
+
+def _erased(refs: Refs, module: str, scheme: Scheme, scales: Floats) -> int:
+    zero = scales == 0
+    if not bool(zero.any()):
+        return 0
+    packed = refs.get(f"{module}.weight_packed")
+    if scheme.format != NVFP4 or packed is None or scales.ndim != 2:
+        return int(np.count_nonzero(zero))
+    codes = np.frombuffer(packed.read(), dtype=np.uint8).reshape(*scales.shape, -1)
+    # a nibble is zero when its three magnitude bits are
+    return int(np.count_nonzero(zero & ((codes & 0x77) != 0).any(axis=-1)))

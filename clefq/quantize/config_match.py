@@ -1,0 +1,118 @@
+"""`quantization_config` of a compressed-tensors checkpoint: which module it says is what.
+
+Read without compressed-tensors, so that an audit needs neither torch nor llm-compressor.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+NVFP4 = "nvfp4-pack-quantized"
+FP8 = ("float-quantized", "naive-quantized")
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How one module is stored.
+
+    Attributes:
+        format: compressed-tensors format, for example `nvfp4-pack-quantized`.
+        bits: Bits per weight.
+        strategy: Which weights share a scale: `channel`, `tensor_group`, `tensor`, `block`, …
+        group_size: Weights per group, or None.
+        activations: `None` for 16 bits, else `(bits, dynamic)`, dynamic being True, `local` or
+            False.
+    """
+
+    format: str
+    bits: int
+    strategy: str
+    group_size: int | None
+    activations: tuple[int, bool | str] | None
+
+    @property
+    def arithmetic(self) -> str:
+        """`w4a16` and so on."""
+        return f"w{self.bits}a{16 if self.activations is None else self.activations[0]}"
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """Names of the tensors that a module of this scheme has, below the module's name."""
+        if self.format == NVFP4:
+            names = ("weight_packed", "weight_scale", "weight_global_scale")
+            return (*names, "input_global_scale") if self._static_input else names
+        return (
+            ("weight", "weight_scale", "input_scale")
+            if self._static_input
+            else (
+                "weight",
+                "weight_scale",
+            )
+        )
+
+    @property
+    def _static_input(self) -> bool:
+        return self.activations is not None and self.activations[1] is not True
+
+
+def matches(module: str, target: str, kind: str = "Linear") -> bool:
+    """Whether a target or ignore entry names the module: exactly, by `re:` pattern, or by class."""
+    if target.startswith("re:"):
+        pattern = target.removeprefix("re:")
+        return re.match(pattern, module) is not None or re.match(pattern, kind) is not None
+    return target in (module, kind)
+
+
+def schemes_of(config: Mapping[str, Any], linears: Iterable[str]) -> dict[str, Scheme]:
+    """The scheme of every Linear that a `quantization_config` quantizes.
+
+    Args:
+        config: The `quantization_config` object.
+        linears: Names of all Linears of the model.
+
+    Raises:
+        ValueError: The object lacks what every compressed-tensors config has.
+    """
+    ignored = list(config.get("ignore") or [])
+    groups = list((config.get("config_groups") or {}).values())
+    if not groups or any(not isinstance(group, Mapping) for group in groups):
+        raise ValueError("quantization_config has no config_groups")
+    parsed = [(group.get("targets") or [], _scheme(group, config)) for group in groups]
+    found = {}
+    for module in linears:
+        if any(matches(module, entry) for entry in ignored):
+            continue
+        # a target that names the module wins over one that names its class
+        for exact in (True, False):
+            hit = next(
+                (
+                    scheme
+                    for targets, scheme in parsed
+                    if any(matches(module, t) and (exact is not (t == "Linear")) for t in targets)
+                ),
+                None,
+            )
+            if hit is not None:
+                found[module] = hit
+                break
+    return found
+
+
+def _scheme(group: Mapping[str, Any], config: Mapping[str, Any]) -> Scheme:
+    weights = group.get("weights")
+    if not isinstance(weights, Mapping):
+        raise ValueError("a config group quantizes no weights")
+    inputs = group.get("input_activations")
+    form = group.get("format") or config.get("format")
+    return Scheme(
+        format=str(form),
+        bits=int(weights.get("num_bits", 0)),
+        strategy=str(weights.get("strategy")),
+        group_size=weights.get("group_size"),
+        activations=None
+        if inputs is None
+        else (int(inputs.get("num_bits", 0)), inputs.get("dynamic", False)),
+    )

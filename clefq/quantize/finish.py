@@ -1,0 +1,94 @@
+"""The parts of an output folder that are not backbone weights, and its manifest."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import shutil
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from clefq.quantize.tensors import HEAD_FILES
+from clefq.store.atomic import sha256_bytes, sha256_file
+
+# what a release folder holds beside weights, index and config.json
+_COPIED = (
+    "tokenizer*",
+    "vocab*",
+    "merges*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "*.jinja",
+    "*processor_config.json",
+    "preprocessor_config.json",
+    "generation_config.json",
+    "joint_head_config.json",
+    "joint_schema_model.py",
+    "LICENSE*",
+    "NOTICE*",
+    "clef_head/*",
+)
+_IDENTITY = ("config.json", "joint_head_config.json", "tokenizer.json")
+LIBRARIES = ("clefq", "torch", "transformers", "llmcompressor", "compressed-tensors")
+
+
+def copy_side_files(source: Path, target: Path) -> list[str]:
+    """Copies head, tokenizer, processor, generation config, licence and release code.
+
+    Returns:
+        Paths relative to the folder, sorted.
+    """
+    found = {path for pattern in _COPIED for path in source.glob(pattern) if path.is_file()}
+    found |= {source / name for name in HEAD_FILES if (source / name).is_file()}
+    for path in found:
+        place = target / path.relative_to(source)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, place)
+    return sorted(path.relative_to(source).as_posix() for path in found)
+
+
+def hash_files(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file of a folder, by relative path; hidden files are no part of it."""
+    return {
+        path.relative_to(folder).as_posix(): sha256_file(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.name.startswith(".")
+    }
+
+
+def identity(files: Mapping[str, str]) -> str:
+    """A checkpoint's hash from its files' hashes, as `clefq.clef.checkpoint_sha256` defines it."""
+    lines = [
+        f"{name}\0{digest}\n"
+        for name, digest in sorted(files.items())
+        if name.endswith(".safetensors") or Path(name).name in _IDENTITY
+    ]
+    return sha256_bytes("".join(lines).encode())
+
+
+def versions() -> dict[str, str]:
+    """Versions of everything that decided the output's bytes."""
+    found = {name: metadata.version(name) for name in LIBRARIES}
+    return {"python": platform.python_version(), **found}
+
+
+def now() -> str:
+    """The time, RFC 3339 in UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def peak_memory() -> int:
+    """Highest resident memory so far, in bytes, of this process or of its largest child."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    return max(own, children) * unit
+
+
+def config_with(source: Mapping[str, Any], quantization: Mapping[str, Any]) -> dict[str, Any]:
+    """The source's `config.json` with a `quantization_config`; nothing else changes."""
+    return {**source, "quantization_config": dict(quantization)}

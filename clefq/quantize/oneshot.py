@@ -1,0 +1,115 @@
+"""The calibrated method: llm-compressor's oneshot, whose quantized tensors are taken over.
+
+oneshot's output is not taken as it is: it rewrites norms through BF16 arithmetic and drops what
+the model class does not know. Only the tensors of quantized modules come from it; every other
+byte comes from the source.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from clefq.errors import AuditError, ClefqError
+from clefq.quantize.layout import Produced, Unit
+from clefq.quantize.oneshot_worker import Job
+from clefq.quantize.tensors import OutTensor, TensorRef, open_tensors
+
+_STEP = re.compile(r"\((\d+)/(\d+)\): (Calibrating|Propagating)")
+_TAIL = 8
+
+
+class OneshotError(ClefqError):
+    """llm-compressor failed."""
+
+
+def run_oneshot(job: Job, log: Path, progress: Callable[[int, int], None]) -> None:
+    """Runs a job in a process of its own.
+
+    Args:
+        job: What to do.
+        log: File for everything that llm-compressor prints.
+        progress: Called with finished and total decoder steps as they are printed.
+
+    Raises:
+        OneshotError: The process failed; the message holds its last line, the log the rest.
+    """
+    command = [sys.executable, "-m", "clefq.quantize.oneshot_worker", job.to_json()]
+    tail: deque[str] = deque(maxlen=_TAIL)
+    with (
+        log.open("w", encoding="utf-8") as file,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                file.write(line)
+                if line.strip():
+                    tail.append(line.strip())
+                found = _STEP.search(line)
+                if found is not None:
+                    progress(int(found[1]), int(found[2]))
+            code = process.wait()
+        except BaseException:
+            process.kill()
+            raise
+    if code != 0:
+        raise _failure(code, tail, log)
+
+
+def _failure(code: int, tail: Sequence[str], log: Path) -> OneshotError:
+    if code == -9:
+        return OneshotError(
+            "the quantization process was killed, most likely for want of memory.",
+            fix="free memory, or use a data-free scheme with --method stream.",
+        )
+    last = tail[-1] if tail else f"exit code {code}"
+    return OneshotError(f"llm-compressor failed: {last}.", fix=f"see {log}.")
+
+
+def saved_outputs(saved: Path, modules: Sequence[str]) -> dict[str, list[OutTensor]]:
+    """The tensors of the quantized modules in oneshot's output.
+
+    Raises:
+        AuditError: oneshot quantized something else than the plan said.
+    """
+    outputs: dict[str, list[OutTensor]] = {module: [] for module in modules}
+    for name, ref in open_tensors(saved).items():
+        module = name.rpartition(".")[0]
+        if module in outputs:
+            outputs[module].append(OutTensor(name, ref.dtype, ref.shape))
+    empty = [module for module, tensors in outputs.items() if len(tensors) < 2]
+    if empty:
+        raise AuditError(f"llm-compressor did not quantize {empty[0]}.", faults=empty[1:])
+    return outputs
+
+
+def take_over(saved: Path, source: Mapping[str, TensorRef]) -> Callable[[Sequence[Unit]], Produced]:
+    """A producer: quantized tensors from oneshot's output, all others from the source."""
+    theirs = open_tensors(saved)
+
+    def produce(units: Sequence[Unit]) -> Produced:
+        for unit in units:
+            refs = theirs if unit.modules else source
+            for tensor in unit.tensors:
+                yield tensor.name, refs[tensor.name].blocks()
+
+    return produce
+
+
+def same_config(saved: Path, planned: Mapping[str, object]) -> bool:
+    """Whether oneshot wrote the `quantization_config` that the plan foresaw."""
+    body = json.loads((saved / "config.json").read_text(encoding="utf-8"))
+    return bool(body.get("quantization_config") == dict(planned))

@@ -1,0 +1,111 @@
+"""Runs llm-compressor's oneshot in a process of its own; started by `clefq.quantize.oneshot`.
+
+A process of its own keeps llm-compressor's logs, its patches of the model class and its memory
+out of the caller. It ends when its standard input closes, so that it never outlives a killed
+caller.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from clefq.quantize.fusion import shared_scale_tables
+
+SHARD_SIZE = "5GB"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What the process is asked to do.
+
+    Attributes:
+        source: BF16 checkpoint.
+        recipe: Recipe file.
+        saved: Folder to write llm-compressor's output to.
+        prompts: JSON file, a list of prompts as lists of token ids; None for data-free recipes.
+        offload: Folder to keep weights in that do not fit into memory, or None.
+        shared_scales: Share global scales as serving needs them. Off only to reproduce, in
+            tests, what llm-compressor makes by itself.
+    """
+
+    source: str
+    recipe: str
+    saved: str
+    prompts: str | None = None
+    offload: str | None = None
+    shared_scales: bool = True
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(asdict(self))
+
+
+def run_job(job: Job) -> None:
+    """Quantizes and saves, with llm-compressor alone; nothing is repaired here."""
+    from contextlib import nullcontext
+
+    from llmcompressor.entrypoints.oneshot import oneshot
+
+    model = _load(job)
+    data: dict[str, Any] = {}
+    if job.prompts is not None:
+        prompts = json.loads(Path(job.prompts).read_text(encoding="utf-8"))
+        data = _calibration(prompts, job.source)
+    with shared_scale_tables() if job.shared_scales else nullcontext():
+        oneshot(model=model, recipe=job.recipe, **data)
+    model.save_pretrained(job.saved, save_compressed=True, max_shard_size=SHARD_SIZE)
+
+
+def _load(job: Job) -> Any:
+    from transformers import Qwen3_5ForConditionalGeneration
+
+    if job.offload is None:
+        return Qwen3_5ForConditionalGeneration.from_pretrained(job.source, dtype="auto")
+    from compressed_tensors.offload import load_offloaded_model
+
+    with load_offloaded_model(Qwen3_5ForConditionalGeneration):
+        return Qwen3_5ForConditionalGeneration.from_pretrained(
+            job.source, dtype="auto", device_map="auto_offload", offload_folder=job.offload
+        )
+
+
+def _calibration(prompts: list[list[int]], source: str) -> dict[str, Any]:
+    """Oneshot's data arguments: the prompts as they are, one by one, in order."""
+    import torch
+    from torch.utils.data import DataLoader
+    from transformers import AutoTokenizer
+
+    rows: Any = [
+        {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        for ids in (torch.tensor([prompt]) for prompt in prompts)
+    ]
+    return {
+        "dataset": DataLoader(rows, batch_size=None, shuffle=False),
+        "num_calibration_samples": len(prompts),
+        "shuffle_calibration_samples": False,
+        "batch_size": 1,
+        "processor": AutoTokenizer.from_pretrained(source),
+    }
+
+
+def _die_with_parent() -> None:
+    sys.stdin.read()
+    os._exit(1)
+
+
+def main() -> None:
+    """Entry point: the job is the one argument, as JSON."""
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    run_job(Job(**json.loads(sys.argv[1])))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""What a recipe does to a model: which module gets which scheme, and the resulting config.
+
+llm-compressor's own matching decides, on a model without weights (the meta device), so that the
+plan is what oneshot will do. A plan that would touch a tensor which must stay as it is, or that
+splits a fused group over two formats, is refused with the reason.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clefq.errors import CheckpointError, RecipeError
+from clefq.quantize.fusion import fused_groups
+from clefq.quantize.protected import protected_reason
+from clefq.quantize.recipes import Recipe, modifiers_of
+
+ARCHITECTURE = "Qwen3_5ForConditionalGeneration"
+# modifiers that change nothing but the weights they quantize
+MODIFIERS = ("QuantizationModifier", "GPTQModifier")
+FORMATS = ("float-quantized", "nvfp4-pack-quantized")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be quantized, and how.
+
+    Attributes:
+        modules: Full module name to its scheme (a compressed-tensors `QuantizationScheme` with
+            its `format` set), in model order.
+        quantization_config: What `config.json` will hold under that name.
+        needs_data: Whether activations are calibrated.
+        data_free_reason: None if the streaming method can do it, else why it cannot.
+    """
+
+    modules: dict[str, Any]
+    quantization_config: dict[str, Any]
+    needs_data: bool
+    data_free_reason: str | None
+
+    @property
+    def formats(self) -> dict[str, int]:
+        """Number of modules per format and activation arithmetic, for the summary."""
+        counts: dict[str, int] = {}
+        for scheme in self.modules.values():
+            key = arithmetic_of(scheme)
+            counts[key] = counts.get(key, 0) + 1
+        return counts
+
+
+def arithmetic_of(scheme: Any) -> str:
+    """`w8a8`, `w4a4`, `w4a16` and so on, of a compressed-tensors scheme."""
+    inputs = scheme.input_activations
+    return f"w{scheme.weights.num_bits}a{16 if inputs is None else inputs.num_bits}"
+
+
+def make_plan(folder: Path, recipe: Recipe) -> Plan:
+    """Applies a recipe to the model of `folder` without loading its weights.
+
+    Raises:
+        CheckpointError: The config is not that of a Clef backbone.
+        RecipeError: The recipe is malformed or would harm the checkpoint; lists every fault.
+    """
+    modifiers = _instantiate(recipe)
+    model = meta_model(folder)
+    for modifier in modifiers:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _apply(modifier, model, recipe)
+    modules = {
+        name: module.quantization_scheme
+        for name, module in model.named_modules()
+        if getattr(module, "quantization_scheme", None) is not None
+    }
+    linears = {name for name, module in model.named_modules() if _is_linear(module)}
+    faults = _faults(modules, linears, model)
+    if faults:
+        raise RecipeError(
+            f"{recipe.origin} would harm the checkpoint: {faults[0]}.",
+            fix="start from a file of recipes/ and keep its ignore list.",
+            faults=faults[1:],
+        )
+    config = _config(model)
+    return Plan(
+        modules=modules,
+        quantization_config=config,
+        needs_data=any(_calibrated(scheme) for scheme in modules.values()),
+        data_free_reason=_not_streamable(recipe, modules),
+    )
+
+
+def _is_linear(module: Any) -> bool:
+    import torch
+
+    return isinstance(module, torch.nn.Linear)
+
+
+def meta_model(folder: Path) -> Any:
+    """The model of a folder on the meta device: shapes and names, no weights.
+
+    Raises:
+        CheckpointError: The config is not that of a Clef backbone.
+    """
+    import torch
+    from transformers import AutoConfig, Qwen3_5ForConditionalGeneration
+
+    try:
+        config = AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{folder / 'config.json'} is not a usable model config.") from error
+    if ARCHITECTURE not in (config.architectures or []):
+        raise CheckpointError(
+            f"{folder / 'config.json'} is of {config.architectures}, not of {ARCHITECTURE}.",
+            fix="give a Clef checkpoint in BF16.",
+        )
+    if getattr(config, "quantization_config", None) is not None:
+        raise CheckpointError(
+            f"{folder} is quantized already.", fix="give the BF16 checkpoint it was made from."
+        )
+    with torch.device("meta"):
+        return Qwen3_5ForConditionalGeneration._from_config(config)
+
+
+def _instantiate(recipe: Recipe) -> list[Any]:
+    from llmcompressor.recipe import Recipe as LibraryRecipe
+
+    for name, _ in modifiers_of(recipe.text, recipe.origin):
+        if name not in MODIFIERS:
+            raise RecipeError(
+                f"{recipe.origin} uses {name}, which changes tensors that must stay as they are.",
+                fix=f"use {' or '.join(MODIFIERS)}.",
+            )
+    try:
+        return list(LibraryRecipe.create_instance(recipe.text).modifiers)
+    except (ValueError, TypeError, KeyError, NotImplementedError) as error:
+        text = " ".join(str(error).split())
+        raise RecipeError(f"{recipe.origin} is no valid recipe: {text}.") from error
+
+
+def _apply(modifier: Any, model: Any, recipe: Recipe) -> None:
+    try:
+        if modifier.resolved_config.kv_cache_scheme is not None:
+            raise RecipeError(
+                f"{recipe.origin} quantizes the KV cache, which is the server's choice.",
+                fix="remove kv_cache_scheme.",
+            )
+        modifier.initialize_quantization(model)
+    except (ValueError, NotImplementedError, KeyError) as error:
+        text = " ".join(str(error).split())
+        raise RecipeError(f"{recipe.origin} does not fit this model: {text}.") from error
+
+
+def _faults(modules: dict[str, Any], linears: set[str], model: Any) -> list[str]:
+    if not modules:
+        return ["it matches no module of this model"]
+    found = []
+    for name, scheme in modules.items():
+        why = protected_reason(name)
+        if why is not None:
+            found.append(f"it quantizes {name} ({why})")
+        elif name not in linears:
+            found.append(f"it quantizes {name}, which is no Linear")
+        elif scheme.weights is None:
+            found.append(f"it quantizes the activations of {name} but not its weights")
+        elif scheme.output_activations is not None:
+            found.append(f"it quantizes the outputs of {name}")
+        elif str(getattr(scheme.format, "value", scheme.format)) not in (*FORMATS, "None"):
+            found.append(f"it stores {name} as {scheme.format}")
+    for group in fused_groups(linears):
+        kinds = {_kind(modules.get(member)) for member in group.members}
+        if len(kinds) > 1:
+            listed = ", ".join(
+                f"{member.rpartition('.')[2]} {_kind(modules.get(member))}"
+                for member in group.members
+            )
+            found.append(f"it splits {group.name}, one matrix product in serving ({listed})")
+    return found
+
+
+def _kind(scheme: Any) -> str:
+    if scheme is None:
+        return "bf16"
+    return f"{scheme.weights.type}-{arithmetic_of(scheme)}-{scheme.weights.strategy}"
+
+
+def _config(model: Any) -> dict[str, Any]:
+    """`quantization_config` as oneshot's save writes it."""
+    import json
+
+    import compressed_tensors
+    from compressed_tensors.compressors.format import infer_model_format
+    from compressed_tensors.quantization import QuantizationConfig, QuantizationStatus
+
+    config = QuantizationConfig.from_pretrained(model)
+    config.format = infer_model_format(model)
+    config.quantization_status = QuantizationStatus.COMPRESSED
+    body = {
+        "version": compressed_tensors.__version__,
+        "quant_method": "compressed-tensors",
+        "sparsity_config": {},
+        "transform_config": {},
+        **config.model_dump(exclude={"quant_method"}),
+    }
+    loaded: dict[str, Any] = json.loads(json.dumps(body))
+    for group in loaded["config_groups"].values():
+        for part in ("weights", "input_activations"):
+            # the observers that oneshot attaches leave an empty dict here
+            if group[part] is not None and group[part]["observer_kwargs"] is None:
+                group[part]["observer_kwargs"] = {}
+    return loaded
+
+
+def _calibrated(scheme: Any) -> bool:
+    inputs = scheme.input_activations
+    return inputs is not None and inputs.dynamic is not True
+
+
+def _not_streamable(recipe: Recipe, modules: dict[str, Any]) -> str | None:
+    for name, _ in modifiers_of(recipe.text, recipe.origin):
+        if name != "QuantizationModifier":
+            return f"{name} needs calibration data"
+    for scheme in modules.values():
+        weights = scheme.weights
+        if _calibrated(scheme):
+            return f"{arithmetic_of(scheme)} activations need calibration data"
+        if weights.observer not in (None, "minmax", "static_minmax", "memoryless_minmax"):
+            return f"the {weights.observer} observer runs through llm-compressor only"
+        if (str(weights.strategy), weights.num_bits) not in _STREAMED:
+            return f"{weights.num_bits}-bit {weights.strategy} weights are not streamed"
+    return None
+
+
+_STREAMED = (("channel", 8), ("tensor_group", 4))

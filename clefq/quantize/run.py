@@ -1,0 +1,315 @@
+"""`clefq quantize`: from a BF16 checkpoint to an audited quantized one, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clefq import __version__
+from clefq.clef.checkpoint import Checkpoint, open_checkpoint
+from clefq.clef.encoding import DEFAULT_MAX_LENGTH
+from clefq.console import Console
+from clefq.errors import AuditError, CheckpointError, InputError, RecipeError
+from clefq.quantize import finish
+from clefq.quantize.architecture import layer_types
+from clefq.quantize.audit import audit_checkpoint, summary
+from clefq.quantize.calibration import Calibration, load_calibration
+from clefq.quantize.layout import (
+    MAX_SHARD_BYTES,
+    Producer,
+    plan_shards,
+    plan_units,
+    write_shards,
+)
+from clefq.quantize.manifest import SCHEMA_VERSION, Manifest, write_manifest
+from clefq.quantize.oneshot import run_oneshot, same_config, saved_outputs, take_over
+from clefq.quantize.oneshot_worker import Job
+from clefq.quantize.plan import Plan, make_plan
+from clefq.quantize.quiet import quiet_libraries
+from clefq.quantize.recipes import Recipe, bundled_recipe, custom_recipe
+from clefq.quantize.report import AuditReport
+from clefq.quantize.tensors import OutTensor, TensorRef, open_tensors, write_index
+from clefq.store.atomic import atomic_folder, partial_path, read_json, write_json, write_text
+
+METHODS = ("auto", "oneshot", "stream")
+_WORK = ".work"
+_FINGERPRINT = ".fingerprint.json"
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeSpec:
+    """What the user asked for.
+
+    Attributes:
+        model: Folder or hub id, with optional `@revision`.
+        scheme: A bundled scheme; None with a recipe of the user's own.
+        recipe: The user's own recipe file.
+        calibration: Calibration set folder.
+        method: `auto`, `oneshot` or `stream`.
+        max_length: Token limit per calibration record.
+        fp8_layers: For `mixed`: how many of the last layers have FP8 MLPs.
+        max_shard_bytes: Limit of an output shard.
+    """
+
+    model: str
+    scheme: str | None = None
+    recipe: Path | None = None
+    calibration: Path | None = None
+    method: str = "auto"
+    max_length: int = DEFAULT_MAX_LENGTH
+    fp8_layers: int | None = None
+    max_shard_bytes: int = MAX_SHARD_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What was made.
+
+    Attributes:
+        folder: The checkpoint.
+        manifest: Contents of its `clefq.json`.
+        report: The audit.
+    """
+
+    folder: Path
+    manifest: Manifest
+    report: AuditReport
+
+
+@dataclass(frozen=True)
+class Work:
+    """Everything that is decided before the first byte is written."""
+
+    spec: QuantizeSpec
+    source: Checkpoint
+    tensors: Mapping[str, TensorRef]
+    recipe: Recipe
+    plan: Plan
+    method: str
+    calibration: Calibration | None
+
+
+def quantize(spec: QuantizeSpec, out: Path, console: Console) -> Result:
+    """Quantizes a checkpoint.
+
+    Args:
+        spec: What to make.
+        out: The folder to make; appears only when it is whole and its audit is clean.
+        console: Notes and progress.
+
+    Raises:
+        RecipeError: The recipe would harm the checkpoint.
+        CheckpointError: The source is not a whole BF16 Clef checkpoint.
+        InputError: Missing calibration set, not enough disk or memory, unwritable `out`.
+        AuditError: The result is not what it should be; `out` does not exist then.
+    """
+    started = time.monotonic()
+    work = prepare(spec, console)
+    with _output(out, work) as partial:
+        write_text(partial / "recipe.yaml", work.recipe.text)
+        outputs, produce = _oneshot(work, partial / _WORK, console)
+        _write(partial, work, outputs, produce, console)
+        config = finish.config_with(work.source.config, work.plan.quantization_config)
+        report = _verify(partial, work, config)
+        shutil.rmtree(partial / _WORK, ignore_errors=True)
+        (partial / _FINGERPRINT).unlink()
+        write_json(partial / "config.json", config)
+        manifest = _manifest(partial, work, report, started)
+        write_manifest(partial, manifest)
+    return Result(out, manifest, report)
+
+
+def prepare(spec: QuantizeSpec, console: Console) -> Work:
+    """Opens the source, plans the recipe and encodes the calibration set; writes nothing."""
+    source = open_checkpoint(Path(spec.model))
+    recipe = _recipe(spec, source)
+    with quiet_libraries():
+        plan = make_plan(source.folder, recipe)
+    method = _method(spec.method, plan, console)
+    return Work(
+        spec=spec,
+        source=source,
+        tensors=open_tensors(source.folder),
+        recipe=recipe,
+        plan=plan,
+        method=method,
+        calibration=_calibration(spec, plan, source.folder),
+    )
+
+
+def _recipe(spec: QuantizeSpec, source: Checkpoint) -> Recipe:
+    if spec.recipe is not None:
+        if spec.scheme is not None:
+            raise RecipeError("--scheme and --recipe exclude each other.", fix="give one of them.")
+        return custom_recipe(spec.recipe)
+    if spec.scheme is None:
+        raise RecipeError("no scheme given.", fix="add --scheme nvfp4, or --recipe FILE.")
+    return bundled_recipe(spec.scheme, len(layer_types(source.text_config)), spec.fp8_layers)
+
+
+def _method(asked: str, plan: Plan, console: Console) -> str:
+    if asked not in METHODS:
+        raise InputError(f"unknown method {asked!r}.", fix=f"use one of {', '.join(METHODS)}.")
+    return "oneshot"
+
+
+def _calibration(spec: QuantizeSpec, plan: Plan, model: Path) -> Calibration | None:
+    if not plan.needs_data:
+        return None
+    if spec.calibration is None:
+        raise InputError(
+            "this scheme calibrates activations and needs a calibration set.",
+            fix="build one with `clefq build calibration NAME`, then add --calibration SET.",
+        )
+    return load_calibration(spec.calibration, model, spec.max_length)
+
+
+@contextmanager
+def _output(out: Path, work: Work) -> Iterator[Path]:
+    """The folder to fill. What a killed run of the same work has finished is kept."""
+    partial = partial_path(out)
+    mark = _fingerprint(work)
+    if partial.exists() and _read_mark(partial) != mark:
+        shutil.rmtree(partial)
+    try:
+        with atomic_folder(out, keep_partial=True) as folder:
+            write_json(folder / _FINGERPRINT, mark)
+            yield folder
+    except AuditError:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _read_mark(partial: Path) -> Any:
+    try:
+        return read_json(partial / _FINGERPRINT)
+    except InputError:
+        return None
+
+
+def _fingerprint(work: Work) -> dict[str, Any]:
+    """What the output's bytes depend on; JSON values only."""
+    files = {ref.file for ref in work.tensors.values()}
+    stats = {path.name: path.stat() for path in files}
+    calibration = work.calibration
+    mark = {
+        "source": {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()},
+        "folder": str(work.source.folder.resolve()),
+        "recipe": work.recipe.sha256,
+        "method": work.method,
+        "calibration": None if calibration is None else calibration.to_json(),
+        "max_shard_bytes": work.spec.max_shard_bytes,
+        "versions": finish.versions(),
+    }
+    loaded: dict[str, Any] = json.loads(json.dumps(mark))
+    return loaded
+
+
+def _oneshot(
+    work: Work, folder: Path, console: Console
+) -> tuple[dict[str, list[OutTensor]], Producer]:
+    folder.mkdir(exist_ok=True)
+    saved, done = folder / "saved", folder / "saved.done"
+    if not done.is_file():
+        shutil.rmtree(saved, ignore_errors=True)
+        prompts = None
+        if work.calibration is not None:
+            prompts = folder / "prompts.json"
+            prompts.write_text(json.dumps(work.calibration.prompts), encoding="utf-8")
+        job = Job(
+            source=str(work.source.folder),
+            recipe=str(folder.parent / "recipe.yaml"),
+            saved=str(saved),
+            prompts=None if prompts is None else str(prompts),
+        )
+        with console.progress("quantizing layers, %", 100) as advance:
+            run_oneshot(job, folder / "oneshot.log", _Steps(advance))
+        done.touch()
+    if not same_config(saved, work.plan.quantization_config):
+        raise AuditError("llm-compressor wrote another quantization_config than was planned.")
+    outputs = saved_outputs(saved, list(work.plan.modules))
+    return outputs, take_over(saved, work.tensors)
+
+
+class _Steps:
+    """Turns `(step, steps)` into hundredths of a bar; a step is begun when it is printed."""
+
+    def __init__(self, advance: Callable[[int], None]) -> None:
+        self._advance = advance
+        self._shown = 0
+
+    def __call__(self, step: int, steps: int) -> None:
+        done = 100 * (step - 1) // steps
+        self._advance(done - self._shown)
+        self._shown = done
+
+
+def _write(
+    partial: Path,
+    work: Work,
+    outputs: Mapping[str, Sequence[OutTensor]],
+    produce: Producer,
+    console: Console,
+) -> None:
+    shards = plan_shards(plan_units(work.tensors, outputs), work.spec.max_shard_bytes)
+    total = sum(len(shard.tensors) for shard in shards)
+    with console.progress("writing tensors", total) as advance:
+        kept = write_shards(partial, shards, produce, advance)
+    if kept:
+        console.note(f"kept {kept} finished shard(s) of an interrupted run.")
+    write_index(partial, {shard.name: shard.tensors for shard in shards})
+    finish.copy_side_files(work.source.folder, partial)
+
+
+def _verify(partial: Path, work: Work, config: Mapping[str, Any]) -> AuditReport:
+    """Reads everything back: the audit against the source.
+
+    Raises:
+        AuditError: A rule is broken.
+        CheckpointError: The source has changed while it was read.
+    """
+    report = audit_checkpoint(partial, work.source.folder, config=config)
+    if _fingerprint(work) != _read_mark(partial):
+        raise CheckpointError(
+            f"{work.source.folder} changed while it was read.", fix="run it again."
+        )
+    if not report.passed:
+        lines = [f"{b.check}: {b.subject} {b.message}" for b in report.breaches]
+        raise AuditError(f"the result would be wrong: {lines[0]}.", faults=lines[1:])
+    return report
+
+
+def _manifest(partial: Path, work: Work, report: AuditReport, started: float) -> Manifest:
+    source_files = finish.hash_files(work.source.folder)
+    files = finish.hash_files(partial)
+    return Manifest(
+        schema_version=SCHEMA_VERSION,
+        clefq_version=__version__,
+        created_at=finish.now(),
+        scheme=work.recipe.scheme,
+        method=work.method,
+        source={
+            "model_id": work.spec.model,
+            "revision": None,
+            "sha256": finish.identity(source_files),
+        },
+        recipe={"origin": work.recipe.origin, "sha256": work.recipe.sha256},
+        calibration=None if work.calibration is None else work.calibration.to_json(),
+        versions=finish.versions(),
+        audit=summary(report),
+        formats=work.plan.formats,
+        bytes={
+            "source": sum(ref.nbytes for ref in work.tensors.values()),
+            "output": int(report.facts["bytes"]),
+        },
+        files=files,
+        sha256=finish.identity(files),
+        seconds=round(time.monotonic() - started, 3),
+        peak_memory_bytes=finish.peak_memory(),
+    )

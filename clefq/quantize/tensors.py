@@ -1,0 +1,281 @@
+"""Safetensors on disk without loading them: headers, byte ranges, indexes, streaming writes.
+
+Nothing here needs torch. Tensors are moved as bytes, in blocks, so that peak memory does not
+depend on how a checkpoint is cut into shards.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from clefq.clef.tensor_files import read_header
+from clefq.errors import CheckpointError
+from clefq.store.atomic import partial_path, read_json, write_json
+
+ITEM_SIZE = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
+    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+INDEX = "model.safetensors.index.json"
+HEAD_FILES = ("joint_head.safetensors", "clef_head/joint_head.safetensors")
+_BLOCK = 8 << 20
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRef:
+    """Where one tensor lies.
+
+    Attributes:
+        name: Tensor name.
+        file: Safetensors file that holds it.
+        dtype: Safetensors dtype name, for example `BF16`.
+        shape: Dimensions.
+        begin: First byte in the file.
+        end: One past the last byte in the file.
+    """
+
+    name: str
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.end - self.begin
+
+    def read(self) -> bytearray:
+        """The tensor's bytes.
+
+        Raises:
+            CheckpointError: The file has become shorter.
+        """
+        data = bytearray(self.nbytes)
+        with self.file.open("rb") as file:
+            file.seek(self.begin)
+            if file.readinto(data) != len(data):
+                raise _truncated(self.file)
+        return data
+
+    def blocks(self) -> Iterator[bytes]:
+        """The tensor's bytes, block by block.
+
+        Raises:
+            CheckpointError: The file has become shorter.
+        """
+        left = self.nbytes
+        with self.file.open("rb") as file:
+            file.seek(self.begin)
+            while left:
+                block = file.read(min(_BLOCK, left))
+                if not block:
+                    raise _truncated(self.file)
+                left -= len(block)
+                yield block
+
+
+def _truncated(path: Path) -> CheckpointError:
+    return CheckpointError(f"{path} ends too early.", fix="copy or download that file again.")
+
+
+def read_refs(path: Path) -> dict[str, TensorRef]:
+    """The tensors of one safetensors file, in file order.
+
+    Raises:
+        CheckpointError: Missing, truncated or not a safetensors file.
+    """
+    ordered = sorted(read_header(path).items(), key=lambda item: item[1].begin)
+    return {
+        name: TensorRef(name, path, info.dtype, info.shape, info.begin, info.end)
+        for name, info in ordered
+    }
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The backbone's shards, from the index where there is one, else by name; never the head.
+
+    Raises:
+        CheckpointError: No weights, or a shard that the index names is missing.
+    """
+    index = folder / INDEX
+    if index.is_file():
+        names = sorted(set(_weight_map(index).values()))
+        files = [folder / name for name in names]
+    else:
+        files = sorted(p for p in folder.glob("*.safetensors") if p.name not in HEAD_FILES)
+    if not files:
+        raise CheckpointError(f"{folder} holds no *.safetensors weights.", fix="check the path.")
+    for file in files:
+        if not file.is_file():
+            raise CheckpointError(
+                f"{file} is missing, though {INDEX} names it.", fix="download that shard again."
+            )
+    return files
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    body = read_json(index)
+    table = body.get("weight_map") if isinstance(body, dict) else None
+    if not isinstance(table, dict) or not table:
+        raise CheckpointError(f"{index} has no weight_map.", fix="download that file again.")
+    if any("/" in str(name) or str(name).startswith(".") for name in table.values()):
+        raise CheckpointError(f"{index} names files outside the folder.")
+    return {str(key): str(value) for key, value in table.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class FolderTensors:
+    """Every backbone tensor of a folder.
+
+    Attributes:
+        refs: Name to place, in file order.
+        doubled: Names that more than one shard holds.
+        faults: Where index and shards disagree, one line each.
+    """
+
+    refs: dict[str, TensorRef]
+    doubled: tuple[str, ...]
+    faults: tuple[str, ...]
+
+
+def scan_folder(folder: Path) -> FolderTensors:
+    """Reads the headers of every backbone shard.
+
+    Raises:
+        CheckpointError: A shard is missing or malformed.
+    """
+    refs: dict[str, TensorRef] = {}
+    doubled: list[str] = []
+    for file in weight_files(folder):
+        for name, ref in read_refs(file).items():
+            if name in refs:
+                doubled.append(name)
+            refs.setdefault(name, ref)
+    faults = []
+    if (folder / INDEX).is_file():
+        table = _weight_map(folder / INDEX)
+        faults += [
+            f"{INDEX} names {n}, which no shard holds" for n in sorted(set(table) - set(refs))
+        ]
+        faults += [f"{INDEX} does not name {n}" for n in sorted(set(refs) - set(table))]
+        faults += [
+            f"{INDEX} places {n} in {table[n]}, it is in {refs[n].file.name}"
+            for n in sorted(set(refs) & set(table))
+            if refs[n].file.name != table[n] and n not in doubled
+        ]
+    return FolderTensors(refs, tuple(doubled), tuple(faults))
+
+
+def open_tensors(folder: Path) -> dict[str, TensorRef]:
+    """Every backbone tensor of a sound folder.
+
+    Raises:
+        CheckpointError: A shard is missing or malformed, index and shards disagree, or a tensor
+            is there twice.
+    """
+    found = scan_folder(folder)
+    faults = [f"{name} is in two shards" for name in found.doubled] + list(found.faults)
+    if faults:
+        raise CheckpointError(
+            f"{folder}: {faults[0]}.", fix="download the model again.", faults=faults[1:]
+        )
+    return found.refs
+
+
+@dataclass(frozen=True, slots=True)
+class OutTensor:
+    """A tensor to be written: name, safetensors dtype and shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return math.prod(self.shape) * ITEM_SIZE[self.dtype]
+
+
+def encode_header(tensors: Iterable[OutTensor]) -> bytes:
+    """A safetensors header (length prefix included), padded so that data starts at 8n bytes."""
+    body: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for tensor in tensors:
+        span = [at, at + tensor.nbytes]
+        body[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": span}
+        at = span[1]
+    text = json.dumps(body, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+class ShardWriter:
+    """Writes one safetensors file front to back, tensor after tensor.
+
+    The file appears under its name only when it is whole and on the disk.
+
+    Args:
+        path: Final file name.
+        tensors: What the file will hold, in the order in which the bytes will come.
+    """
+
+    def __init__(self, path: Path, tensors: Iterable[OutTensor]) -> None:
+        self.path = path
+        self._tensors = list(tensors)
+        self._next = 0
+        self._partial = partial_path(path)
+        self._file: BinaryIO = self._partial.open("wb")
+        self._file.write(encode_header(self._tensors))
+
+    def add(self, name: str, blocks: Iterable[Buffer]) -> None:
+        """Appends the next tensor's bytes.
+
+        Raises:
+            ValueError: Another tensor is due, or the number of bytes is wrong.
+        """
+        due = self._tensors[self._next]
+        if due.name != name:
+            raise ValueError(f"expected {due.name}, got {name}")
+        written = 0
+        for block in blocks:
+            self._file.write(block)
+            written += memoryview(block).nbytes
+        if written != due.nbytes:
+            raise ValueError(f"{name}: {written} bytes written, {due.nbytes} declared")
+        self._next += 1
+
+    def close(self) -> None:
+        """Flushes the file to the disk and gives it its name.
+
+        Raises:
+            ValueError: Tensors are missing.
+        """
+        if self._next != len(self._tensors):
+            raise ValueError(f"{self.path.name}: {len(self._tensors) - self._next} tensors missing")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._partial.replace(self.path)
+
+    def discard(self) -> None:
+        """Closes and removes the unfinished file."""
+        self._file.close()
+        self._partial.unlink(missing_ok=True)
+
+
+def write_index(folder: Path, shards: Mapping[str, Iterable[OutTensor]]) -> None:
+    """Writes `model.safetensors.index.json` (for one shard too: serving engines need it)."""
+    table = {tensor.name: name for name, tensors in shards.items() for tensor in tensors}
+    total = sum(tensor.nbytes for tensors in shards.values() for tensor in tensors)
+    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": table})

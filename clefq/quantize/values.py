@@ -1,0 +1,80 @@
+"""Small decoders for stored numbers, in numpy: BF16, F16, F32, E4M3.
+
+Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from clefq.quantize.tensors import Buffer, TensorRef
+
+Floats = npt.NDArray[np.float32]
+E4M3_MAX = 448.0
+E2M1_MAX = 6.0
+_ITEM = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32, "F64": np.float64}
+
+
+def _e4m3_table() -> Floats:
+    """Value of every E4M3 code: sign, 4 exponent bits (bias 7), 3 mantissa bits, no infinity."""
+    table = np.empty(256, dtype=np.float32)
+    for code in range(256):
+        exponent, mantissa = code >> 3 & 15, code & 7
+        magnitude = (
+            mantissa * 2.0**-9 if exponent == 0 else (1 + mantissa / 8) * 2.0 ** (exponent - 7)
+        )
+        if code & 127 == 127:
+            magnitude = np.nan
+        table[code] = -magnitude if code & 128 else magnitude
+    return table
+
+
+E4M3 = _e4m3_table()
+
+
+def decode(data: Buffer, dtype: str) -> Floats:
+    """Bytes of a safetensors dtype as float32, flat.
+
+    Raises:
+        ValueError: A dtype that is no float.
+    """
+    if dtype == "F8_E4M3":
+        return np.asarray(E4M3[np.frombuffer(data, dtype=np.uint8)])
+    if dtype == "BF16":
+        return (np.frombuffer(data, dtype="<u2").astype(np.uint32) << 16).view(np.float32)
+    if dtype in _ITEM:
+        return np.frombuffer(data, dtype=_ITEM[dtype]).astype(np.float32)
+    raise ValueError(f"{dtype} is no float type")
+
+
+def read_floats(ref: TensorRef) -> Floats:
+    """A whole tensor as float32, in its shape."""
+    return decode(ref.read(), ref.dtype).reshape(ref.shape)
+
+
+def count_nonfinite(ref: TensorRef) -> int:
+    """How many stored values are NaN or infinite; 0 for integer types.
+
+    Looks at the exponent bits, so that a big tensor is not widened.
+    """
+    total = 0
+    for block in ref.blocks():
+        total += _nonfinite(block, ref.dtype)
+    return total
+
+
+def _nonfinite(block: bytes, dtype: str) -> int:
+    array: Any
+    if dtype == "F8_E4M3":
+        array = np.frombuffer(block, dtype=np.uint8)
+        return int(np.count_nonzero((array & 0x7F) == 0x7F))
+    if dtype == "BF16":
+        array = np.frombuffer(block, dtype="<u2")
+        return int(np.count_nonzero((array & 0x7F80) == 0x7F80))
+    if dtype in ("F16", "F32", "F64"):
+        array = np.frombuffer(block, dtype=_ITEM[dtype])
+        return int(array.size - np.count_nonzero(np.isfinite(array)))
+    return 0
