@@ -19,21 +19,7 @@ from safetensors.torch import load_file, save_file
 from clefq.clef.records import parse_record
 from clefq.store.sets import SetDraft, SourceInfo, write_set
 
-WORDS = ["parcel", "refund", "blå", "雨", "broken", "invoice", "42", "العربية", "cargo", "🙂", "door"]
-    "parcel",
-    "refund",
-    "blå",
-    "雨",
-    "broken",
-    "invoice",
-    "late",
-    "42",
-    "العربية",
-    "cargo",
-    "yes",
-    "🙂",
-    "door",
-]
+WORDS = ["parcel", "refund", "blå", "雨", "broken", "invoice", "42", "العربية", "🙂", "door"]
 # how wide each kind of Linear is, relative to the others
 RANGES = {"in_proj_z": 0.6, "up_proj": 1.5, "k_proj": 0.7, "v_proj": 1.2}
 
