@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,8 @@ class TransformersEngine:
 
         if spec.threads is not None:
             torch.set_num_threads(spec.threads)
+        # Its notes about missing optional kernels; what matters of them is in `warnings`.
+        transformers.logging.set_verbosity_error()
         checkpoint = open_checkpoint(folder)
         self._spec = spec
         self._device = _device(spec.device)
@@ -79,7 +82,7 @@ class TransformersEngine:
         self._head = JointHead.from_folder(folder, head_dtype, self._device)
         self._head_dtype = head_dtype
         arithmetic = self._backbone.arithmetic
-        self.warnings = self._backbone.warnings
+        self.warnings = (*self._backbone.warnings, *_slow_kernels(self._device))
         self.info = EngineInfo(
             engine="transformers",
             engine_version=transformers.__version__,
@@ -213,6 +216,12 @@ def _device(name: str) -> torch.device:
 
 def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _slow_kernels(device: torch.device) -> tuple[str, ...]:
+    if device.type != "cuda" or find_spec("fla") is not None:
+        return ()
+    return ("flash-linear-attention is not installed: DeltaNet runs many times slower on a GPU",)
 
 
 def _dtype(name: str, config: Mapping[str, Any]) -> torch.dtype:

@@ -84,7 +84,7 @@ def build_release(folder: Path, seed: int = 0) -> Path:
 
 def make_record(number: int, rng: random.Random, words: int | None = None) -> Record:
     """A record with one to four questions of all types."""
-    count = words if words is not None else rng.choice([0, 3, 12, 40, 90])
+    count = words if words is not None else rng.choice([0, 3, 8, 30])
     state = {"text": " ".join(rng.choices(WORDS, k=count)), "n": number}
     questions: dict[str, object] = {}
     for index in range(rng.randint(1, 4)):
