@@ -37,8 +37,8 @@ class Console:
         self._err.print(text, markup=False)
 
     @contextmanager
-    def progress(self, label: str, total: int) -> Iterator[Advance]:
-        """A progress bar on stderr; the yielded function takes the number of finished units."""
+    def progress(self, label: str, total: int | None) -> Iterator[Advance]:
+        """A progress bar on stderr; yields a function of finished units. None: total unknown."""
         columns = (
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),

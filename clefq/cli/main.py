@@ -25,6 +25,7 @@ app = typer.Typer(
 
 # Command modules, in the order of the loop. Each holds a function `command`, light to import.
 COMMANDS: dict[str, str] = {
+    "build": "build",
     "quantize": "quantize",
     "predict": "predict",
     "audit": "audit",

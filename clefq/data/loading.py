@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from clefq.clef.records import Record, parse_record, record_to_json
 from clefq.data.readers import Row, RowError
-from clefq.data.sources.base import Example, HubRef, Source, record_id
-from clefq.errors import DefinitionError, MissingDependencyError
+from clefq.data.sources.base import Example, HubRef, ReadSpec, Source, record_id
+from clefq.errors import DefinitionError, MissingDependencyError, RecordError
 from clefq.store.atomic import sha256_file
 from clefq.store.sets import SourceInfo
 
@@ -35,7 +37,10 @@ class Load:
         source: The source.
         split: Our name of the split.
         options: The source's options dataclass.
-        folder: Folder of the original files, or None for the hub.
+        folder: Folder of the original files, or None for the hub; for the user's own data the
+            folder that its paths are relative to.
+        seed: Seed of the definition, for generators.
+        count: Records wanted, for generators.
         rows_read: Rows seen so far.
         malformed: Rows refused so far.
     """
@@ -44,8 +49,11 @@ class Load:
     split: str
     options: Any
     folder: Path | None
+    seed: str = ""
+    count: int | None = None
     rows_read: int = 0
     malformed: list[Malformed] = field(default_factory=list)
+    _ids: set[bytes] = field(default_factory=set)
 
     def examples(self) -> Iterator[Example]:
         """Streams the examples in file order; refused rows are noted in `malformed`."""
@@ -57,41 +65,75 @@ class Load:
             try:
                 key = record_id(self.source.name, self.split, ordinal)
                 examples = list(self.source.build(row.value, key, self.options))
+                for example in examples:
+                    self._check(example.record)
             except RowError as error:
                 self._refuse(row, str(error))
                 continue
             yield from examples
 
-    def info(self, taken: int) -> SourceInfo:
-        """What the manifest says about this source, after a whole pass."""
-        hub = self.source.hub
-        local = self.folder is not None
+    def info(self) -> SourceInfo:
+        """What the manifest says about this source; the counts are the builder's to fill in."""
+        origin, revision = self._origin()
         return SourceInfo(
             source=self.source.name,
-            origin="local" if local else "hub",
-            revision=self.source.revision if local or hub is None else hub.revision,
-            files=self._hashes(),
+            split=self.split,
+            origin=origin,
+            revision=revision,
+            files=self.hashes(),
             licence=self.source.licence,
             attribution=self.source.attribution,
-            rows_read=self.rows_read,
-            rows_malformed=len(self.malformed),
-            rows_taken=taken,
         )
+
+    def _check(self, record: Record) -> None:
+        """Refuses what a set could not hold, while the row is still known."""
+        try:
+            parse_record(record_to_json(record), record.id)
+        except RecordError as error:
+            faults = [error.message, *error.faults]
+            raise RowError("; ".join(faults)) from error
+        digest = hashlib.blake2b(record.id.encode(), digest_size=16).digest()
+        if digest in self._ids:
+            raise RowError(f"the id {record.id!r} occurs twice")
+        self._ids.add(digest)
+
+    def _origin(self) -> tuple[Literal["local", "hub", "generated", "user"], str | None]:
+        if self.source.origin != "public":
+            return self.source.origin, self.source.revision
+        if self.folder is None and self.source.hub is not None:
+            return "hub", self.source.hub.revision
+        return "local", self.source.revision
 
     def _refuse(self, row: Row, reason: str) -> None:
         self.malformed.append(Malformed(self.source.name, row.file, row.number, reason))
 
-    def _rows(self) -> Iterator[Row]:
-        if self.folder is None:
-            return hub_rows(self.source, self.split)
-        return self.source.read(self.folder, local_files(self.source, self.split, self.folder))
+    def files(self) -> tuple[str, ...]:
+        """The files that a pass reads, relative to the folder; none for hub and generators."""
+        if self.folder is None or self.source.origin == "generated":
+            return ()
+        if self.source.files is not None:
+            return self.source.files(self.options)
+        return local_files(self.source, self.split, self.folder)
 
-    def _hashes(self) -> dict[str, str]:
+    def hashes(self) -> dict[str, str]:
+        """Relative path → SHA-256 of the files that a pass reads."""
         if self.folder is None:
             return {}
-        files = local_files(self.source, self.split, self.folder)
-        paths = {file: self.folder / file for file in files}
+        paths = {file: self.folder / file for file in self.files()}
         return {file: sha256_file(path) for file, path in paths.items() if path.is_file()}
+
+    def _rows(self) -> Iterator[Row]:
+        if self.folder is None and self.source.origin == "public":
+            return hub_rows(self.source, self.split)
+        spec = ReadSpec(
+            folder=self.folder or Path(),
+            files=self.files(),
+            split=self.split,
+            options=self.options,
+            seed=self.seed,
+            count=self.count,
+        )
+        return self.source.read(spec)
 
 
 def find_folder(source: Source, data_dir: Path | None) -> Path | None:

@@ -59,6 +59,7 @@ class SourceInfo:
 
     Attributes:
         source: Name of the source, for example `banking77`.
+        split: Split of the source, for example `train`; empty where it has none.
         origin: `local` folder, `hub`, `generated` by clefq, or the user's own file.
         revision: Commit of the hub data set or of the original repository, if known.
         files: Relative path → SHA-256 of every file that was read.
@@ -66,10 +67,13 @@ class SourceInfo:
         attribution: The line that the licence asks for, or None.
         rows_read: Rows that the source's files hold in the splits read.
         rows_malformed: Rows that were refused; each is listed in `malformed.jsonl`.
-        rows_taken: Records of this source in the set.
+        duplicates: Records that were removed as duplicates; each is listed in `removed.jsonl`.
+        outside_limits: Records passed over because of their length in tokens.
+        taken: Records of this source in the set.
     """
 
     source: str
+    split: str
     origin: Literal["local", "hub", "generated", "user"]
     revision: str | None
     files: Mapping[str, str]
@@ -77,7 +81,9 @@ class SourceInfo:
     attribution: str | None
     rows_read: int = 0
     rows_malformed: int = 0
-    rows_taken: int = 0
+    duplicates: int = 0
+    outside_limits: int = 0
+    taken: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from clefq.data.readers import Row, RowError, csv_rows, text_field
-from clefq.data.sources.base import Example, HubRef, Source, choice, single, stable_order
+from clefq.data.sources.base import Example, HubRef, ReadSpec, Source, choice, single, stable_order
 
 QUESTION_ID = "intent"
 INSTRUCTIONS = "Which banking intent does the customer's message express?"
@@ -111,10 +110,10 @@ class Options:
     schema: Literal["full", "ten"] = "full"
 
 
-def read(folder: Path, files: tuple[str, ...]) -> Iterator[Row]:
+def read(spec: ReadSpec) -> Iterator[Row]:
     """Rows as {text, category}."""
-    for file in files:
-        yield from csv_rows(folder, file)
+    for file in spec.files:
+        yield from csv_rows(spec.folder, file)
 
 
 def from_hub(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,4 +159,5 @@ SOURCE = Source(
     from_hub=from_hub,
     build=build,
     options=Options,
+    held_out=("test",),
 )

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from clefq.clef.records import Question, Record
 from clefq.data.readers import Row, RowError
@@ -40,12 +40,12 @@ class Example:
     Attributes:
         record: The record; its gold is one of its options.
         label: Stratum by label, usually the gold of its first question.
-        media: Path in the set (`images/…`) → file, for records with images.
+        media: Path in the set (`images/…`) → file, or the bytes of one, for records with images.
     """
 
     record: Record
     label: str
-    media: Mapping[str, Path] = field(default_factory=dict)
+    media: Mapping[str, Path | bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,29 @@ class NoOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadSpec:
+    """What a source is asked to read.
+
+    Attributes:
+        folder: Folder of the original files; for the user's own data, the definition's folder.
+        files: Files of the split, relative to the folder.
+        split: Our name of the split.
+        options: The source's options dataclass.
+        seed: Seed of the definition; only generators use it.
+        count: Records wanted, or None; only generators use it.
+    """
+
+    folder: Path
+    files: tuple[str, ...]
+    split: str
+    options: Any
+    seed: str = ""
+    count: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
-    """One public data set.
+    """One public data set, a generator, or the user's own data.
 
     Attributes:
         name: Key in definitions, and the folder's name under the data folder.
@@ -66,11 +87,13 @@ class Source:
         splits: Split → the original files, relative to the folder. Of several alternatives
             (tuples in the outer tuple) the first whose files all exist is read.
         hub: The same set on the hub, or None.
-        options: Frozen dataclass of the options that a definition may set.
-        read: (folder, files, split) → rows in normal form.
-        from_hub: Hub row (features already decoded) → normal form.
+        read: ReadSpec → rows in normal form.
+        from_hub: Hub row (class labels by name) → normal form; raises RowError.
         build: (normal form, record id, options) → examples; raises RowError.
-        calibrate: Whether it may be used for calibration at all.
+        options: Frozen dataclass of the options that a definition may set.
+        files: Options → files read, where the options name them instead of the split.
+        held_out: Splits that calibration must not touch.
+        origin: `public` data, `generated` by clefq, or the `user`'s own.
     """
 
     name: str
@@ -80,11 +103,13 @@ class Source:
     revision: str | None
     splits: Mapping[str, tuple[tuple[str, ...], ...]]
     hub: HubRef | None
-    read: Callable[[Path, tuple[str, ...]], Iterator[Row]]
+    read: Callable[[ReadSpec], Iterator[Row]]
     from_hub: Callable[[Mapping[str, Any]], Any]
     build: Callable[[Any, str, Any], Iterable[Example]]
     options: type[Any] = NoOptions
-    calibrate: bool = True
+    files: Callable[[Any], tuple[str, ...]] | None = None
+    held_out: tuple[str, ...] = ()
+    origin: Literal["public", "generated", "user"] = "public"
 
 
 def record_id(source: str, split: str, ordinal: int) -> str:

@@ -10,19 +10,18 @@ layouts give the same record.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from clefq.data.readers import Row, RowError, jsonl_rows, text_field
-from clefq.data.sources.base import Example, HubRef, NoOptions, Source, noul, single
+from clefq.data.sources.base import Example, HubRef, NoOptions, ReadSpec, Source, noul, single
 
 QUESTION_ID = "answer"
 
 
-def read(folder: Path, files: tuple[str, ...]) -> Iterator[Row]:
+def read(spec: ReadSpec) -> Iterator[Row]:
     """Rows as {question, passage, answer}."""
-    for file in files:
-        for row in jsonl_rows(folder, file):
+    for file in spec.files:
+        for row in jsonl_rows(spec.folder, file):
             if row.fault is not None:
                 yield row
                 continue
@@ -76,4 +75,5 @@ SOURCE = Source(
     read=read,
     from_hub=from_hub,
     build=build,
+    held_out=("dev",),
 )

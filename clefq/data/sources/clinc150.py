@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from clefq.data.readers import Row, RowError, json_file, text_field
-from clefq.data.sources.base import Example, HubRef, Source, choice, single, stable_order
+from clefq.data.sources.base import Example, HubRef, ReadSpec, Source, choice, single, stable_order
 from clefq.errors import DefinitionError
 
 QUESTION_ID = "intent"
@@ -211,14 +210,14 @@ class Options:
     schema: Literal["domain", "full"] = "domain"
 
 
-def read(folder: Path, files: tuple[str, ...]) -> Iterator[Row]:
-    """Rows as {text, intent}; `files` names the file and then the lists inside it."""
-    file, *parts = files
-    whole = json_file(folder, file)
+def read(spec: ReadSpec) -> Iterator[Row]:
+    """Rows as {text, intent}; the split names the file and then the lists inside it."""
+    file, *parts = spec.files
+    whole = json_file(spec.folder, file)
     for part in parts:
         rows = whole.get(part) if isinstance(whole, dict) else None
         if not isinstance(rows, list):
-            raise DefinitionError(f"{folder / file} has no list {part!r}.")
+            raise DefinitionError(f"{spec.folder / file} has no list {part!r}.")
         for number, row in enumerate(rows, start=1):
             yield _row(f"{file}#{part}", number, row)
 
@@ -279,4 +278,5 @@ SOURCE = Source(
     from_hub=from_hub,
     build=build,
     options=Options,
+    held_out=("val", "test"),
 )

@@ -1,0 +1,172 @@
+"""`clefq build`: a calibration or eval set from a definition."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from clefq.cli.options import Json, Quiet
+from clefq.errors import InputError
+
+if TYPE_CHECKING:
+    from clefq.data.build import BuildResult
+    from clefq.data.definition import Definition
+
+ROLES = ("calibration", "eval")
+
+
+def command(
+    role: Annotated[str, typer.Argument(metavar="calibration|eval", help="What the set is for.")],
+    name_or_file: Annotated[
+        str, typer.Argument(metavar="NAME_OR_FILE", help="A shipped definition, or a .yaml file.")
+    ],
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            envvar="CLEFQ_DATA_DIR",
+            help="Folder of original files, one folder per source. Without it: the hub.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Set folder. Default: sets/NAME.")
+    ] = None,
+    against: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="SET",
+            help="Remove what duplicates this set, .jsonl of records or .txt of texts; repeatable.",
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="At most N records of each entry.")
+    ] = None,
+    seed: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Another sample than the definition's.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Model folder whose tokenizer counts; `none`: no counts. Default: the miniature.",
+        ),
+    ] = None,
+    json_output: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Build a calibration or eval set: sample, decontaminate, write.
+
+    The same definition and files give the same set, byte for byte, on every machine.
+    """
+    from clefq.console import Console
+    from clefq.data.build import BuildSpec, build_set, limited
+    from clefq.data.definition import definition_path, load_definition
+
+    if role not in ROLES:
+        raise InputError(f"{role!r} is no role.", fix="say `build calibration` or `build eval`.")
+    console = Console(json_output=json_output, quiet=quiet)
+    path = definition_path(role, name_or_file)  # type: ignore[arg-type]
+    definition = limited(load_definition(path, role), limit, seed)  # type: ignore[arg-type]
+    spec = BuildSpec(
+        definition=definition,
+        base=path.parent,
+        out=out if out is not None else Path("sets") / definition.name,
+        data_dir=data_dir,
+        against=tuple(against or ()),
+        tokenizer=_tokenizer(tokenizer),
+    )
+    result = build_set(spec, console)
+    console.result(_as_json(result), _as_text(result, definition))
+
+
+def _tokenizer(given: str | None) -> Path | None:
+    if given == "none":
+        return None
+    if given is not None:
+        return Path(given)
+    from clefq.nano.build import WEIGHTS
+
+    return WEIGHTS if (WEIGHTS / "tokenizer.json").is_file() else None
+
+
+def _as_json(result: BuildResult) -> dict[str, Any]:
+    from clefq.store.strict import to_plain
+
+    plain: dict[str, Any] = to_plain(result.folder.manifest)
+    return {"path": str(result.folder.path), "not_compared": result.skipped_references, **plain}
+
+
+def _as_text(result: BuildResult, definition: Definition) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    manifest = result.folder.manifest
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column()
+    questions = ", ".join(f"{count:,} {kind}" for kind, count in manifest.questions.items())
+    rows = [
+        ("set", f"{manifest.name} ({manifest.role}) → {result.folder.path}"),
+        ("records", f"{manifest.records:,}; questions: {questions}"),
+        *[("source" if i == 0 else "", line) for i, line in enumerate(_source_lines(result))],
+        *[("cohorts" if i == 0 else "", line) for i, line in enumerate(_cohort_lines(result))],
+        ("removed", _removed_line(result)),
+        *[("tokens" if i == 0 else "", line) for i, line in enumerate(_token_lines(result))],
+        ("hash", manifest.sha256),
+        ("next", _next_command(result, definition)),
+    ]
+    for name, value in rows:
+        table.add_row(Text(name, style="bold"), Text(value))
+    return table
+
+
+def _source_lines(result: BuildResult) -> list[str]:
+    lines = []
+    for info in result.folder.manifest.sources:
+        where = info.origin if info.revision is None else f"{info.origin}, {info.revision[:8]}"
+        text = f"{info.source} {info.split} ({where}; {info.licence}): "
+        text += f"{info.taken:,} of {info.rows_read:,} rows"
+        if info.rows_malformed:
+            text += f", {info.rows_malformed:,} malformed"
+        if info.outside_limits:
+            text += f", {info.outside_limits:,} outside the token limits"
+        lines.append(text)
+    return lines
+
+
+def _cohort_lines(result: BuildResult) -> list[str]:
+    cohorts = result.folder.manifest.cohorts
+    shown = sorted(cohorts.items(), key=lambda item: (-item[1], item[0]))
+    text = ", ".join(f"{name} {count:,}" for name, count in shown[:12])
+    more = len(shown) - 12
+    return [text + (f" and {more} more" if more > 0 else "")]
+
+
+def _removed_line(result: BuildResult) -> str:
+    decontamination = result.folder.manifest.decontamination
+    counts = decontamination.removed if decontamination is not None else {}
+    if not counts:
+        return "no duplicates"
+    parts = [f"{count:,} {kind.replace('-', ' ')}" for kind, count in counts.items()]
+    return f"{sum(counts.values()):,} duplicates: {', '.join(parts)} (removed.jsonl)"
+
+
+def _token_lines(result: BuildResult) -> list[str]:
+    lengths = result.folder.manifest.token_lengths
+    if lengths is None:
+        return ["not counted (no tokenizer); token limits were not applied"]
+    bands = ", ".join(f"{name} {count:,}" for name, count in lengths.bands.items() if count)
+    return [
+        f"{lengths.total:,} by {lengths.tokenizer}'s tokenizer; median {lengths.median:,}, "
+        f"95% below {lengths.p95:,}, longest {lengths.longest:,}",
+        bands,
+    ]
+
+
+def _next_command(result: BuildResult, definition: Definition) -> str:
+    path = result.folder.path
+    if definition.role == "calibration":
+        return f"clefq quantize MODEL --scheme nvfp4 --calibration {path}"
+    return f"clefq predict MODEL --eval {path} --engine transformers"

@@ -1,0 +1,322 @@
+"""Builds a set folder from a definition: read, compare, select, write.
+
+Each stage keeps its result in a working folder beside the output, so that a stopped build goes on
+where it was; the set itself appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from clefq.clef.records import Record
+from clefq.console import Console
+from clefq.data.against import Reference, read_reference
+from clefq.data.definition import Definition, SourceUse, source_options
+from clefq.data.loading import Load, find_folder
+from clefq.data.pool import Pool, PoolWriter, open_pool
+from clefq.data.prints import PoolPrints, learn_schema
+from clefq.data.selection import Limits, Removed, Selected, Selector
+from clefq.data.sources import SOURCES
+from clefq.data.tokens import PromptCounter
+from clefq.data.variants import apply_variant
+from clefq.errors import DefinitionError
+from clefq.store.atomic import compact_json, sha256_bytes
+from clefq.store.sets import (
+    Decontamination,
+    SetDraft,
+    SetFolder,
+    SourceInfo,
+    TokenCounter,
+    write_set,
+)
+from clefq.store.strict import to_plain
+
+# Strings by which authors ask that a file never be used for training or tuning.
+CANARIES = (
+    "canary guid",
+    "should never appear in training corpora",
+    "do not train on this",
+)
+_WORK_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class BuildSpec:
+    """What to build and where.
+
+    Attributes:
+        definition: The definition, with the seed and limits of the command line applied.
+        base: Folder that the definition's own paths are relative to.
+        out: The set folder to make.
+        data_dir: Folder of original files, or None (then CLEFQ_DATA_DIR, then the hub).
+        against: Sets and lists to compare with.
+        tokenizer: Model folder whose tokenizer counts, or None to leave tokens uncounted.
+    """
+
+    definition: Definition
+    base: Path
+    out: Path
+    data_dir: Path | None = None
+    against: tuple[Path, ...] = ()
+    tokenizer: Path | None = None
+
+
+@dataclass(slots=True)
+class BuildResult:
+    """A set that was built.
+
+    Attributes:
+        folder: The set.
+        removed: Duplicates, as in `removed.jsonl`.
+        skipped_references: Held-out splits that could not be read.
+    """
+
+    folder: SetFolder
+    removed: list[Removed]
+    skipped_references: list[str] = field(default_factory=list)
+
+
+def limited(definition: Definition, limit: int | None, seed: str | None) -> Definition:
+    """The definition with at most `limit` records per entry, and another seed."""
+    uses = definition.sources
+    if limit is not None:
+        uses = tuple(
+            replace(use, count=limit if use.count is None else min(limit, use.count))
+            for use in uses
+        )
+    return replace(definition, sources=uses, seed=definition.seed if seed is None else seed)
+
+
+def build_set(spec: BuildSpec, console: Console) -> BuildResult:
+    """Builds a set.
+
+    Raises:
+        DefinitionError: A source lacks its files, forbids this use, or limits need a tokenizer.
+        InputError: The output exists, or the disk is full.
+    """
+    if spec.out.exists() and (not spec.out.is_dir() or any(spec.out.iterdir())):
+        raise DefinitionError(
+            f"{spec.out} exists already.", fix="remove it or choose another --out."
+        )
+    return _Build(spec, console).run()
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One entry of the definition on its way through the stages."""
+
+    use: SourceUse
+    load: Load
+    pool: Pool
+    selected: Selected = field(default_factory=Selected)
+
+
+class _Build:
+    def __init__(self, spec: BuildSpec, console: Console) -> None:
+        self.spec = spec
+        self.console = console
+        self.definition = spec.definition
+        self.work = spec.out.parent / f".{spec.out.name}.work"
+        self.counter = PromptCounter(spec.tokenizer) if spec.tokenizer is not None else None
+        self.skipped: list[str] = []
+        self._check_limits()
+
+    def run(self) -> BuildResult:
+        entries = [
+            self._read(use, self.work / f"source-{number:02d}")
+            for number, use in enumerate(self.definition.sources)
+        ]
+        for entry in entries:
+            self._check_canary(entry)
+        references = self._references()
+        self._select(entries, references)
+        removed = [row for entry in entries for row in entry.selected.removed]
+        folder = self._write(entries, self._draft(entries, references, removed))
+        shutil.rmtree(self.work, ignore_errors=True)
+        return BuildResult(folder, removed, self.skipped)
+
+    def _check_limits(self) -> None:
+        limited = any(use.token_budget or use.min_tokens for use in self.definition.sources)
+        if limited and self.counter is None:
+            raise DefinitionError(
+                f"{self.definition.name} has token budgets, which need a tokenizer.",
+                fix="give a model folder with --tokenizer.",
+            )
+
+    def _load(self, use: SourceUse) -> Load:
+        source = SOURCES[use.source]
+        options = source_options(use)
+        if source.origin == "public":
+            return Load(source, use.split, options, find_folder(source, self.spec.data_dir))
+        seed = self.definition.seed
+        return Load(source, use.split, options, self.spec.base, seed, use.count)
+
+    def _read(self, use: SourceUse, folder: Path) -> _Entry:
+        """Reads a source into its pool, or finds the pool of an earlier, stopped build."""
+        load = self._load(use)
+        key = self._key(use, load)
+        known = open_pool(folder, key)
+        if known is not None:
+            self.console.note(f"{use.source} {use.split}: {len(known):,} records read earlier")
+            load.rows_read = known.rows_read
+            load.malformed = list(known.malformed)
+            return _Entry(use, load, known)
+        seed = self.definition.seed
+        canaries = (*CANARIES, *(c.lower() for c in self.definition.decontaminate.canaries))
+        writer = PoolWriter(folder, seed, lambda r: apply_variant(r, use, seed), canaries)
+        with self.console.progress(f"reading {use.source} {use.split}".rstrip(), None) as advance:
+            for example in load.examples():
+                writer.add(example)
+                advance(1)
+        pool = writer.close(key, load.rows_read, load.malformed)
+        if len(pool) == 0:
+            reason = f": {load.malformed[0].reason}" if load.malformed else ""
+            raise DefinitionError(
+                f"{use.source} {use.split}: none of {load.rows_read:,} rows is usable{reason}."
+            )
+        return _Entry(use, load, pool)
+
+    def _key(self, use: SourceUse, load: Load) -> str:
+        parts = {
+            "version": _WORK_VERSION,
+            "use": to_plain(use),
+            "files": load.hashes(),
+            "local": load.folder is not None,
+            "seed": self.definition.seed,
+            "canaries": list(self.definition.decontaminate.canaries),
+        }
+        return sha256_bytes(compact_json(parts).encode())
+
+    def _check_canary(self, entry: _Entry) -> None:
+        if entry.pool.canary is None:
+            return
+        record, text = entry.pool.canary
+        source = entry.use.source
+        if self.definition.role == "calibration":
+            raise DefinitionError(
+                f"{source} {entry.use.split}: record {record} carries the canary {text!r}; its "
+                "authors forbid calibration on it.",
+                fix=f"remove {source} from the definition.",
+            )
+        self.console.note(f"{source} carries a canary: evaluate on it, never calibrate.")
+
+    def _references(self) -> list[Reference]:
+        found = [
+            read_reference(path, self.work / f"against-{number:02d}")
+            for number, path in enumerate(self.spec.against)
+        ]
+        if self.definition.role == "calibration" and self.definition.decontaminate.held_out:
+            found += self._held_out()
+        return found
+
+    def _held_out(self) -> Iterator[Reference]:
+        """Held-out splits of the sources, except those that the definition itself uses."""
+        seen = {(use.source, use.split) for use in self.definition.sources}
+        for use in self.definition.sources:
+            for split in SOURCES[use.source].held_out:
+                if (use.source, split) in seen:
+                    continue
+                seen.add((use.source, split))
+                plain = SourceUse(source=use.source, split=split, options=use.options)
+                try:
+                    entry = self._read(plain, self.work / f"held-out-{use.source}-{split}")
+                except DefinitionError as error:
+                    self.skipped.append(f"{use.source} {split}")
+                    self.console.note(f"not compared with {use.source} {split}: {error.message}")
+                    continue
+                digest = sha256_bytes(compact_json(entry.load.hashes()).encode())
+                yield Reference(f"{use.source}/{split}", digest, entry.pool)
+
+    def _select(self, entries: Sequence[_Entry], references: Sequence[Reference]) -> None:
+        settings = self.definition.decontaminate
+        pools = [*(e.pool for e in entries), *(r.pool for r in references)]
+        shared = learn_schema(pools)
+        ngram = settings.ngram if settings.near else None
+        prints = []
+        with self.console.progress("comparing", sum(len(pool) for pool in pools)) as advance:
+            for pool in pools:
+                prints.append(PoolPrints(pool, shared, ngram, advance))
+        known = list(zip((r.name for r in references), prints[len(entries) :], strict=True))
+        selector = Selector(self.definition.name, settings, shared, known)
+        for entry, printed in zip(entries, prints[: len(entries)], strict=True):
+            wanted = min(entry.use.count or len(entry.pool), len(entry.pool))
+            with self.console.progress(f"selecting {entry.use.source}", wanted) as advance:
+                limits = self._limits(entry.use)
+                entry.selected = selector.select(entry.use, printed, self.counter, limits, advance)
+
+    def _limits(self, use: SourceUse) -> Limits:
+        caps = [cap for cap in (self.definition.max_tokens, use.max_tokens) if cap is not None]
+        return Limits(use.min_tokens or 0, min(caps, default=None), use.token_budget)
+
+    def _draft(
+        self,
+        entries: Sequence[_Entry],
+        references: Sequence[Reference],
+        removed: Sequence[Removed],
+    ) -> SetDraft:
+        definition = self.definition
+        settings = definition.decontaminate
+        malformed = [row for entry in entries for row in entry.pool.malformed]
+        kinds = Counter(f"{row.kind}-{row.scope}" for row in removed)
+        return SetDraft(
+            role=definition.role,
+            name=definition.name,
+            definition=definition,
+            sources=tuple(_info(entry) for entry in entries),
+            decontamination=Decontamination(
+                against={reference.name: reference.sha256 for reference in references},
+                ngram=settings.ngram,
+                threshold=settings.threshold,
+                removed=dict(sorted(kinds.items())),
+            ),
+            counter=self._token_counter(entries),
+            attachments={
+                "removed.jsonl": self._lines("removed.jsonl", removed),
+                "malformed.jsonl": self._lines("malformed.jsonl", malformed),
+            },
+        )
+
+    def _lines(self, name: str, rows: Sequence[Any]) -> Path:
+        path = self.work / name
+        with path.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(compact_json(to_plain(row)) + "\n" for row in rows)
+        return path
+
+    def _token_counter(self, entries: Sequence[_Entry]) -> TokenCounter | None:
+        """Gives the counts of the selection again, in the order of writing."""
+        if self.counter is None:
+            return None
+        counts = iter([tokens for entry in entries for tokens in entry.selected.tokens])
+        return TokenCounter(self.counter.name, self.counter.sha256, lambda _: next(counts))
+
+    def _write(self, entries: Sequence[_Entry], draft: SetDraft) -> SetFolder:
+        media: dict[str, Path] = {}  # filled while the records stream by
+
+        def records() -> Iterator[Record]:
+            total = sum(len(entry.selected.indices) for entry in entries)
+            with self.console.progress("writing", total) as advance:
+                for entry in entries:
+                    with entry.pool.reader() as reader:
+                        for index in entry.selected.indices:
+                            record, files = reader.get(index)
+                            media.update(files)
+                            yield record
+                            advance(1)
+
+        return write_set(self.spec.out, records(), media, draft)
+
+
+def _info(entry: _Entry) -> SourceInfo:
+    return replace(
+        entry.load.info(),
+        rows_read=entry.load.rows_read,
+        rows_malformed=len(entry.load.malformed),
+        duplicates=len(entry.selected.removed),
+        outside_limits=entry.selected.outside_limits,
+        taken=len(entry.selected.indices),
+    )

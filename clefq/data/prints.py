@@ -1,0 +1,129 @@
+"""Fingerprints of pools: what is compared of every record, and how alike two records are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clefq.clef.records import Record
+from clefq.data.content import (
+    PERMUTATIONS,
+    SchemaTexts,
+    fingerprint,
+    jaccard,
+    normalise,
+    own_texts,
+    shingles,
+)
+from clefq.data.pool import Pool, PoolReader
+from clefq.store.atomic import sha256_file
+
+# 16 bytes as two integers: numpy sorts these on every platform
+Digests = NDArray[np.uint64]
+
+
+class PoolPrints:
+    """Fingerprints of one pool.
+
+    Attributes:
+        exact: Structured uint64 pairs, [n].
+        normalised: As `exact`.
+        signatures: uint32[n, PERMUTATIONS] in a memory-mapped file, or None.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        shared: set[bytes],
+        ngram: int | None,
+        advance: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self.pool = pool
+        count = len(pool)
+        self.exact = np.zeros((count, 2), dtype=np.uint64)
+        self.normalised = np.zeros((count, 2), dtype=np.uint64)
+        self.signatures: NDArray[np.uint32] | None = None
+        if ngram is not None:
+            self.signatures = np.lib.format.open_memmap(
+                pool.folder / "signatures.npy",
+                mode="w+",
+                dtype=np.uint32,
+                shape=(count, PERMUTATIONS),
+            )
+        with pool.reader() as reader:
+            for index, (record, media) in enumerate(reader.all()):
+                texts = own_texts(record, shared)
+                marks = fingerprint(texts, media_hashes(record, media), ngram)
+                self.exact[index] = np.frombuffer(marks.exact, dtype=np.uint64)
+                self.normalised[index] = np.frombuffer(marks.normalised, dtype=np.uint64)
+                if self.signatures is not None and marks.signature is not None:
+                    self.signatures[index] = marks.signature
+                advance(1)
+
+
+def learn_schema(pools: Iterable[Pool]) -> set[bytes]:
+    """Texts that are schema in any of the pools."""
+    shared: set[bytes] = set()
+    for pool in pools:
+        texts = SchemaTexts()
+        with pool.reader() as reader:
+            for index in range(min(len(pool), texts.limit)):
+                texts.learn(reader.get(index)[0])
+        shared |= texts.shared
+    return shared
+
+
+def media_hashes(record: Record, media: dict[str, Path]) -> tuple[str, ...]:
+    """SHA-256 of a record's images and videos, in prompt order."""
+    return tuple(sha256_file(media[name]) for name in (*record.images, *record.videos))
+
+
+Parts = tuple[NDArray[np.uint64], NDArray[np.uint64] | None]
+
+
+class Similarity:
+    """How alike records are that lie in several pools, addressed in a row.
+
+    The state and the record's own questions are compared apart, and the lower Jaccard similarity
+    counts: two questions about one long passage are two records, and so are two states under
+    one instruction. Where either record has no question of its own, the states decide.
+
+    Args:
+        readers: One open reader per pool.
+        places: int64[n, 2]: number of the pool, position in it.
+        shared: Texts that are schema.
+        ngram: Characters in a shingle.
+    """
+
+    def __init__(
+        self,
+        readers: Sequence[PoolReader],
+        places: NDArray[np.int64],
+        shared: set[bytes],
+        ngram: int,
+    ) -> None:
+        self._readers = readers
+        self._places = places
+        self._shared = shared
+        self._ngram = ngram
+        self._last: tuple[int, Parts] | None = None
+
+    def __call__(self, left: int, right: int) -> float:
+        """Similarity of two records; the same left one may come many times in a row."""
+        if self._last is None or self._last[0] != left:
+            self._last = (left, self._parts(left))
+        (state, own), (other_state, other_own) = self._last[1], self._parts(right)
+        value = jaccard(state, other_state)
+        if own is None or other_own is None:
+            return value
+        return min(value, jaccard(own, other_own))
+
+    def _parts(self, index: int) -> Parts:
+        pool, position = self._places[index]
+        record, _ = self._readers[int(pool)].get(int(position))
+        texts = [normalise(text) for text in own_texts(record, self._shared)]
+        own = shingles(texts[1:], self._ngram) if len(texts) > 1 else None
+        return shingles(texts[:1], self._ngram), own

@@ -1,0 +1,228 @@
+"""Which records of the pools go into the set: duplicates out, then a prefix of the order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clefq.data.definition import Decontaminate, SourceUse
+from clefq.data.duplicates import Fingerprints, find_duplicates
+from clefq.data.pool import PoolReader
+from clefq.data.prints import PoolPrints, Similarity
+from clefq.data.sampling import Indices, stratified_order
+from clefq.data.tokens import PromptCounter
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """A record left out as a duplicate; a line of `removed.jsonl`.
+
+    Attributes:
+        id: The record.
+        source: Its source.
+        split: Its split.
+        kind: `exact`, `normalised` or `near`.
+        of: Id of the record that it duplicates.
+        where: Name of the set or list that holds that record; this set's own name for `within`.
+        scope: `within` the set or `against` another.
+        similarity: Jaccard similarity of the shingles.
+    """
+
+    id: str
+    source: str
+    split: str
+    kind: str
+    of: str
+    where: str
+    scope: str
+    similarity: float
+
+
+@dataclass(slots=True)
+class Selected:
+    """What was taken from one pool.
+
+    Attributes:
+        indices: Positions in the pool, in file order.
+        tokens: Tokens of each, or empty when nothing counted them.
+        removed: Duplicates.
+        outside_limits: Records passed over for their length.
+    """
+
+    indices: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    removed: list[Removed] = field(default_factory=list)
+    outside_limits: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Token limits of one entry.
+
+    Attributes:
+        shortest: Fewest tokens of a record.
+        longest: Most tokens of a record, or None.
+        budget: Most tokens of all together, or None.
+    """
+
+    shortest: int = 0
+    longest: int | None = None
+    budget: int | None = None
+
+    def allows(self, tokens: int) -> bool:
+        """Whether a record of this length may be taken."""
+        return tokens >= self.shortest and (self.longest is None or tokens <= self.longest)
+
+
+class Selector:
+    """Selects entry by entry; what an earlier entry took is never taken again.
+
+    Args:
+        name: Name of the set.
+        settings: What is compared.
+        shared: Texts that are schema.
+        references: Name and prints of what the set is held against.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: Decontaminate,
+        shared: set[bytes],
+        references: Sequence[tuple[str, PoolPrints]],
+    ) -> None:
+        self._name = name
+        self._settings = settings
+        self._shared = shared
+        self._fixed = [(where, p, np.arange(len(p.pool))) for where, p in references]
+        self._scopes = ["against"] * len(self._fixed)
+        self._ids: set[str] = set()
+
+    def select(
+        self,
+        use: SourceUse,
+        prints: PoolPrints,
+        counter: PromptCounter | None,
+        limits: Limits,
+        advance: Callable[[int], None],
+    ) -> Selected:
+        """Walks the pool in stratified order until the count or the budget is reached."""
+        pool = prints.pool
+        order = stratified_order(
+            pool.keys, [pool.strata[name] for name in use.stratify], use.allocate
+        )
+        result = Selected()
+        gone = self._duplicates(use, prints, order, result)
+        with pool.reader() as reader:
+            self._walk(
+                _Walk(use.count, limits, order[~gone[order]]), reader, counter, advance, result
+            )
+        order_in_file = np.argsort(result.indices, kind="stable")
+        result.indices = [result.indices[i] for i in order_in_file]
+        if counter is not None:
+            result.tokens = [result.tokens[i] for i in order_in_file]
+        self._fixed.append((self._name, prints, np.array(result.indices, dtype=np.int64)))
+        self._scopes.append("within")
+        return result
+
+    def _walk(
+        self,
+        walk: _Walk,
+        reader: PoolReader,
+        counter: PromptCounter | None,
+        advance: Callable[[int], None],
+        result: Selected,
+    ) -> None:
+        spent = 0
+        for index in walk.order:
+            if walk.count is not None and len(result.indices) == walk.count:
+                return
+            record, media = reader.get(int(index))
+            if record.id in self._ids:
+                continue
+            if counter is not None:
+                tokens = counter.count(record, media)
+                if not walk.limits.allows(tokens):
+                    result.outside_limits += 1
+                    continue
+                if walk.limits.budget is not None and spent + tokens > walk.limits.budget:
+                    return
+                spent += tokens
+                result.tokens.append(tokens)
+            self._ids.add(record.id)
+            result.indices.append(int(index))
+            advance(1)
+
+    def _duplicates(
+        self, use: SourceUse, prints: PoolPrints, order: Indices, result: Selected
+    ) -> NDArray[np.bool_]:
+        """bool[n]: which records of the pool are duplicates; notes them in `result`."""
+        joined, places = self._join(prints, order)
+        pools = [p.pool for _, p, _ in self._fixed] + [prints.pool]
+        gone = np.zeros(len(prints.pool), dtype=np.bool_)
+        with ExitStack() as stack:
+            readers = [stack.enter_context(pool.reader()) for pool in pools]
+            similar = Similarity(readers, places, self._shared, self._settings.ngram)
+            for removal in find_duplicates(joined, similar, self._settings.threshold):
+                position = int(places[removal.index, 1])
+                number, other = (int(value) for value in places[removal.kept])
+                gone[position] = True
+                own = readers[-1].get(position)[0].id
+                kept = readers[number].get(other)[0].id
+                last = number == len(self._fixed)
+                scope = "within" if last else self._scopes[number]
+                if scope == "within" and kept == own:
+                    continue  # the same row, already taken by an earlier entry
+                where = self._name if last else self._fixed[number][0]
+                result.removed.append(
+                    Removed(
+                        own,
+                        use.source,
+                        use.split,
+                        removal.kind,
+                        kept,
+                        where,
+                        scope,
+                        round(removal.similarity, 4),
+                    )
+                )
+        return gone
+
+    def _join(self, prints: PoolPrints, order: Indices) -> tuple[Fingerprints, NDArray[np.int64]]:
+        """All fingerprints in a row, the fixed ones first, and where each lies."""
+        count = len(prints.pool)
+        parts = [*self._fixed, ("", prints, np.arange(count))]
+        places = np.concatenate(
+            [
+                np.stack([np.full(len(chosen), number), chosen], axis=1)
+                for number, (_, _, chosen) in enumerate(parts)
+            ]
+        ).astype(np.int64)
+        fixed = places[:, 0] < len(self._fixed)
+        rank = np.arange(len(places), dtype=np.int64)
+        rank[len(places) - count :][order] = len(places) - count + np.arange(count)
+        signatures = None
+        if self._settings.near:
+            signatures = np.concatenate(
+                [p.signatures[chosen] for _, p, chosen in parts if p.signatures is not None]
+            )
+        joined = Fingerprints(
+            exact=np.concatenate([p.exact[chosen] for _, p, chosen in parts]),
+            normalised=np.concatenate([p.normalised[chosen] for _, p, chosen in parts]),
+            signatures=signatures,
+            rank=rank,
+            fixed=fixed,
+            within=self._settings.within,
+        )
+        return joined, places
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    count: int | None
+    limits: Limits
+    order: Indices
