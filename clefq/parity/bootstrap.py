@@ -14,7 +14,7 @@ import numpy as np
 
 from clefq.parity.flatten import FloatArray
 from clefq.parity.intervals import Interval, Ratio
-from clefq.parity.resampling import ResampleJob
+from clefq.parity.resampling import ResampleJob, bucket_sums
 
 # relative to its terms, a resampled sum of squares below this is rounding: columns are rounded to
 # 2^-52 of their largest possible sum (see `clefq.parity.resampling`)
@@ -80,6 +80,7 @@ def quantiles(values: FloatArray, confidence: float) -> Quantiles:
 def percentile_job(values: list[Ratio]) -> ResampleJob:
     """A job that gives θ* of several ratios over the same records, float64 [B, len(values)]."""
     columns = np.column_stack([column for v in values for column in (v.numerator, v.denominator)])
+    columns = bucket_sums(columns)  # at once: a job must not keep a million records alive
     return ResampleJob(columns, lambda sums: sums[:, 0::2] / sums[:, 1::2])
 
 

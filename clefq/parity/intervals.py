@@ -52,8 +52,6 @@ class Ratio:
 def ratio(numerator: FloatArray, denominator: FloatArray) -> Ratio:
     """Builds a ratio from all records; those with D_r = 0 are outside the domain.
 
-    Sums are exact (`math.fsum`), so that no order of the records changes a bit.
-
     Raises:
         InputError: No record has D_r > 0.
     """
@@ -61,12 +59,12 @@ def ratio(numerator: FloatArray, denominator: FloatArray) -> Ratio:
     n, d = numerator[inside], denominator[inside]
     if not len(d):
         raise InputError("a ratio needs at least one record with a positive denominator.")
-    total = math.fsum(d)
-    estimate = math.fsum(n) / total
+    total = float(d.sum())
+    estimate = float(n.sum()) / total
     records = len(d)
     residual = n - estimate * d
-    squares = math.fsum(residual * residual)
-    size = math.fsum(n * n) + estimate * estimate * math.fsum(d * d)
+    squares = float((residual * residual).sum())
+    size = float((n * n).sum()) + estimate * estimate * float((d * d).sum())
     if records < 2 or squares <= VARIANCE_FLOOR * size:
         variance = 0.0
     else:
@@ -87,8 +85,9 @@ def t_quantile(confidence: float, records: int) -> float:
 def effective_size(value: Ratio, spread: float, confidence: float) -> float:
     """Korn and Graubard's effective number of questions, degrees of freedom allowed for.
 
-    n_eff = n/deff · (z/t)² with deff = max(1, V·n/spread); where nothing varies the records are
-    what there is: n_eff = G·(z/t)², never n.
+    n_eff = n/deff · (z/t)² with deff = max(1, V·(n − 1)/spread): a question of a simple random
+    sample has the unbiased variance spread·n/(n − 1), so one question per record has deff 1
+    exactly. Where nothing varies the records are what there is: n_eff = G·(z/t)², never n.
 
     Args:
         value: The ratio.

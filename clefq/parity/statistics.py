@@ -6,10 +6,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
+from clefq.parity.divergences import QuestionValues, question_values
+from clefq.parity.figures import (
+    NONE,
+    Pending,
+    Sampling,
+    indices,
+    pending_figure,
+    resolve,
+    resolve_at,
+)
+from clefq.parity.flatten import BoolArray
+from clefq.parity.measures import find_measure, measures
 from clefq.parity.metric import Metric
 from clefq.parity.pairs import PairedSet
+from clefq.parity.resampling import resampling_key
+from clefq.parity.slices import slice_masks
 
 OVERALL = "overall"
 NO_GATES = "0" * 64
@@ -43,17 +58,24 @@ class PairStatistics:
 
     Attributes:
         metrics: Metric name → figure, overall.
-        slices: Slice name → metric name → figure. Names are `cohort=NAME`, `type=noul`,
-            `options=2`, `length=2K-8K`, `margin=>=0.5`: see `clefq.parity.slices.slice_masks`.
+        slices: Slice name → metric name → figure; for names see
+            `clefq.parity.slices.slice_masks`.
         pairs: What they were computed from.
+        values: Per-question values.
         spec: How.
     """
 
     metrics: Mapping[str, Metric]
     slices: Mapping[str, Mapping[str, Metric]]
     pairs: PairedSet
+    values: QuestionValues
     spec: StatisticsSpec
     _memo: dict[tuple[object, ...], Metric] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def masks(self) -> dict[str, BoolArray]:
+        """Every slice's questions, bool [n]."""
+        return slice_masks(self.pairs, self.values)
 
     def for_gate(
         self,
@@ -64,6 +86,8 @@ class PairStatistics:
         margin: float | None = None,
     ) -> Metric | None:
         """The figure as a gate must read it: the pessimistic end of the tie bracket.
+
+        Figures in closed form come without the percentile interval.
 
         Args:
             name: Metric name, for example `agreement` or `threshold_flips@0.7`.
@@ -77,9 +101,30 @@ class PairStatistics:
             The figure, or None where this set has no such slice.
 
         Raises:
-            InputError: No metric has this name.
+            InputError: No metric has this name, or no gate can be set on it.
         """
-        raise NotImplementedError
+        level = self.spec.confidence if confidence is None else confidence
+        key = (name, slice_name, level, margin)
+        if key not in self._memo:
+            mask = None
+            if slice_name != OVERALL:
+                if slice_name not in self.masks:
+                    return None
+                mask = self.masks[slice_name]
+            self._memo[key] = self._figure(name, mask, level, margin)
+        return self._memo[key]
+
+    def _figure(
+        self, name: str, mask: BoolArray | None, confidence: float, margin: float | None
+    ) -> Metric:
+        measure = find_measure(self.pairs, self.values, name, self.spec.thresholds)
+        if measure.pessimistic is not None:
+            measure = replace(measure, value=measure.pessimistic)
+        idx = indices(mask, measure.domain)
+        item = pending_figure(measure, idx, self.pairs.record_index, confidence)
+        if item.metric.method != NONE:
+            return item.metric  # in closed form
+        return resolve_at(item, sampling_of(self.pairs, self.spec), margin)
 
 
 def compare(pairs: PairedSet, spec: StatisticsSpec | None = None) -> PairStatistics:
@@ -89,4 +134,35 @@ def compare(pairs: PairedSet, spec: StatisticsSpec | None = None) -> PairStatist
         pairs: The joined predictions (`clefq.parity.pairs.join`).
         spec: How to compute; default `StatisticsSpec()`.
     """
-    raise NotImplementedError
+    spec = spec or StatisticsSpec()
+    values = question_values(pairs)
+    found = measures(pairs, values, spec.thresholds)
+    scopes: dict[str, BoolArray | None] = {OVERALL: None}
+    if spec.slices:
+        scopes |= slice_masks(pairs, values)
+    whole = [name for name, mask in scopes.items() if mask is not None and bool(mask.all())]
+    waiting: dict[tuple[str, str], Pending] = {}
+    for scope, mask in scopes.items():
+        if scope in whole:
+            continue
+        for name, measure in found.items():
+            idx = indices(mask, measure.domain)
+            item = pending_figure(measure, idx, pairs.record_index, spec.confidence)
+            waiting[scope, name] = item
+    resolved = resolve(list(waiting.values()), sampling_of(pairs, spec))
+    by_scope: dict[str, dict[str, Metric]] = {}
+    for (scope, name), metric in zip(waiting, resolved, strict=True):
+        by_scope.setdefault(scope, {})[name] = metric
+    metrics = by_scope[OVERALL]
+    slices = {
+        scope: dict(metrics) if scope in whole else by_scope[scope]
+        for scope in scopes
+        if scope != OVERALL
+    }
+    return PairStatistics(metrics, slices, pairs, values, spec)
+
+
+def sampling_of(pairs: PairedSet, spec: StatisticsSpec) -> Sampling:
+    """The resampling of a pair: its seed comes from the gate file and the eval set alone."""
+    key = resampling_key(spec.gate_file_sha256, pairs.baseline.meta.eval_set_sha256)
+    return Sampling(key, spec.resamples, spec.threads)

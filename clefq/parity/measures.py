@@ -1,0 +1,121 @@
+"""The ratio metrics: for each a numerator and a domain per question, and how its bounds are found.
+
+Failed questions are never dropped: they count against `coverage`, as disagreements, as threshold
+flips and as wrong answers. Distances and score differences exist only where both models answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from clefq.errors import InputError
+from clefq.parity.divergences import EDGE, QuestionValues
+from clefq.parity.flatten import BoolArray, FloatArray
+from clefq.parity.pairs import PairedSet
+
+CONFIDENT_MARGIN = 0.5
+FLIPS_PREFIX = "threshold_flips@"
+SHARE, PAIRED, MEAN = "share", "paired", "mean"
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A ratio metric per question.
+
+    Attributes:
+        name: Metric name.
+        kind: `share` (0 or 1 per question), `paired` (−1, 0 or 1) or `mean`.
+        value: Numerator, float64 [n]; anything outside the domain.
+        domain: Questions it is about, bool [n].
+        unit: Unit of the figure.
+        pessimistic: The numerator at the bad end of the tie bracket, float64 [n], where ties can
+            change it.
+        limits: The range that values cannot leave.
+    """
+
+    name: str
+    kind: str
+    value: FloatArray
+    domain: BoolArray
+    unit: str
+    pessimistic: FloatArray | None = None
+    limits: tuple[float, float] = (-np.inf, np.inf)
+
+
+def measures(
+    pairs: PairedSet, values: QuestionValues, thresholds: tuple[float, ...]
+) -> dict[str, Measure]:
+    """Every ratio metric of a paired set, by name."""
+    found = (*_answers(values), *_distances(pairs, values), *_flips(pairs, values, thresholds))
+    return {measure.name: measure for measure in found}
+
+
+def find_measure(
+    pairs: PairedSet, values: QuestionValues, name: str, thresholds: tuple[float, ...]
+) -> Measure:
+    """One ratio metric; `threshold_flips@T` for any T in [0, 1], declared or not.
+
+    Raises:
+        InputError: No ratio metric has this name.
+    """
+    if name.startswith(FLIPS_PREFIX):
+        try:
+            thresholds = (float(name.removeprefix(FLIPS_PREFIX)),)
+        except ValueError as error:
+            raise InputError(f"{name} does not end in a threshold.") from error
+        name = f"{FLIPS_PREFIX}{thresholds[0]:g}"
+    found = measures(pairs, values, thresholds)
+    if name not in found:
+        raise InputError(f"no gate can be set on {name}.", fix=f"choose from {', '.join(found)}.")
+    return found[name]
+
+
+def _answers(values: QuestionValues) -> Iterator[Measure]:
+    everything = np.ones(len(values.valid), dtype=np.bool_)
+    agree, surely = values.agree.astype(np.float64), values.agree_surely.astype(np.float64)
+    before = values.baseline.correct.astype(np.float64)
+    after = values.candidate.correct.astype(np.float64)
+    worst = values.gained_surely.astype(np.float64) - values.lost_possibly.astype(np.float64)
+    gold = values.has_gold
+    confident = values.baseline.valid & (values.baseline.margin >= CONFIDENT_MARGIN - EDGE)
+    covered = values.valid.astype(np.float64)
+    yield Measure("coverage", SHARE, covered, everything, "share", limits=(0, 1))
+    yield Measure("agreement", SHARE, agree, everything, "share", surely, (0, 1))
+    yield Measure("confident_agreement", SHARE, agree, confident, "share", surely, (0, 1))
+    yield Measure("accuracy_baseline", SHARE, before, gold, "share", limits=(0, 1))
+    right_surely = np.where(values.candidate.tied, 0.0, after)
+    yield Measure("accuracy_candidate", SHARE, after, gold, "share", right_surely, (0, 1))
+    yield Measure("accuracy_delta", PAIRED, after - before, gold, "difference", worst, (-1, 1))
+
+
+def _distances(pairs: PairedSet, values: QuestionValues) -> Iterator[Measure]:
+    before, after, valid = values.baseline, values.candidate, values.valid
+    both_gold = valid & values.has_gold
+    score = valid & np.asarray(pairs.question_type == "score", dtype=np.bool_)
+    rounded = pairs.candidate.meta.probability_quantum is not None
+    with np.errstate(invalid="ignore"):
+        nll = after.nll - before.nll
+    nats = "≥ nats" if rounded else "nats"
+    yield Measure("kl", MEAN, values.kl, valid, nats, limits=(0, np.inf))
+    yield Measure("tv", MEAN, values.tv, valid, "share", limits=(0, 1))
+    yield Measure("js", MEAN, values.js, valid, "nats", limits=(0, float(np.log(2))))
+    brier = after.brier - before.brier
+    yield Measure("brier_delta", MEAN, brier, both_gold, "difference", limits=(-2, 2))
+    yield Measure("nll_delta", MEAN, nll, both_gold, "nats")
+    shift = np.abs(after.expected - before.expected)
+    yield Measure("score_mae", MEAN, shift, score, "levels", limits=(0, np.inf))
+
+
+def _flips(
+    pairs: PairedSet, values: QuestionValues, thresholds: tuple[float, ...]
+) -> Iterator[Measure]:
+    noul = np.asarray(pairs.question_type == "noul", dtype=np.bool_)
+    for threshold in thresholds:
+        before = values.baseline.p_true >= threshold - EDGE
+        after = values.candidate.p_true >= threshold - EDGE
+        flipped = (~values.valid | (before != after)).astype(np.float64)
+        name = f"{FLIPS_PREFIX}{threshold:g}"
+        yield Measure(name, SHARE, flipped, noul, "share", limits=(0, 1))
