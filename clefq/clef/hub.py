@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 from clefq.errors import CheckpointError
+from clefq.store.atomic import disk_error
 
-_HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
+_HUB_ID = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[\w./-]+))?")
 
 
 def split_model(model: str) -> tuple[str, str | None]:
@@ -19,8 +20,8 @@ def split_model(model: str) -> tuple[str, str | None]:
     match = _HUB_ID.fullmatch(model)
     if match is None:
         raise CheckpointError(
-            f"{model} is neither a folder nor a hub id.",
-            fix="give a checkpoint folder, or org/name with an optional @revision.",
+            f"{model} is neither a checkpoint folder nor a hub id.",
+            fix="give a folder, or org/name with an optional @revision.",
         )
     return match["repo"], match["revision"]
 
@@ -28,31 +29,30 @@ def split_model(model: str) -> tuple[str, str | None]:
 def resolve_model(model: str) -> Path:
     """The folder of a model, downloaded from the hub where needed.
 
-    A folder is taken as it is; a hub id is looked up in the local cache first when its revision
-    is a commit, and works offline once downloaded.
+    A folder is taken as it is. A hub id is downloaded into the hub's cache; without a connection
+    (or with HF_HUB_OFFLINE=1) the copy in the cache serves.
 
     Args:
         model: A folder, or `org/name` with an optional `@revision`.
 
     Raises:
         CheckpointError: No such folder or repository, no access, or no connection.
+        InputError: The cache's disk is full or cannot be written to.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder
-    if folder.exists() or model.startswith((".", "/", "~")) or model.count("/") != 1:
-        raise CheckpointError(
-            f"no checkpoint folder {model}.",
-            fix="give a checkpoint folder, or a hub id org/name with an optional @revision.",
-        )
     repo, revision = split_model(model)
     return _download(repo, revision)
 
 
 def _download(repo: str, revision: str | None) -> Path:
+    import httpx
     from huggingface_hub import snapshot_download
+    from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.errors import (
         GatedRepoError,
+        HfHubHTTPError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
@@ -72,8 +72,10 @@ def _download(repo: str, revision: str | None) -> Path:
             f"the hub has no model {repo}, or it is private.",
             fix="check the name; for a private model run `hf auth login`.",
         ) from error
-    except (LocalEntryNotFoundError, OSError) as error:
+    except (LocalEntryNotFoundError, HfHubHTTPError, httpx.HTTPError) as error:
         raise CheckpointError(
             f"{name} is not in the local cache and the hub cannot be reached.",
-            fix=f"connect, or copy the checkpoint here and give its folder in place of {repo}.",
+            fix="connect, or copy the checkpoint to this machine and give its folder.",
         ) from error
+    except OSError as error:
+        raise disk_error(error, Path(HF_HUB_CACHE)) from error

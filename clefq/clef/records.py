@@ -232,7 +232,9 @@ def _decode_line(line: bytes, where: str) -> object:
             fix="write one JSON object per line.",
         ) from error
     except (ValueError, RecursionError) as error:
-        raise RecordError(f"{where}: cannot be read as JSON: {error}.") from error
+        raise RecordError(
+            f"{where}: cannot be read as JSON: {error}.", fix="write plain, finite, shallow JSON."
+        ) from error
 
 
 def _record_error(where: str, faults: list[str], record_id: object = None) -> RecordError:
