@@ -6,13 +6,14 @@ finds the shards it has finished under their final names.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
 from clefq.errors import CheckpointError
 from clefq.quantize.fusion import group_key
-from clefq.quantize.tensors import Buffer, OutTensor, ShardWriter, TensorRef, read_refs
+from clefq.quantize.tensors import COPY_BLOCK, OutTensor, ShardFile, TensorRef, read_refs
 
 MAX_SHARD_BYTES = 5_000_000_000
 
@@ -48,10 +49,6 @@ class Shard:
     def tensors(self) -> tuple[OutTensor, ...]:
         """Every tensor of the file, in order."""
         return tuple(tensor for unit in self.units for tensor in unit.tensors)
-
-
-Produced = Iterator[tuple[str, Iterable[Buffer]]]
-Producer = Callable[[Sequence[Unit]], Produced]
 
 
 def plan_units(
@@ -109,40 +106,8 @@ def plan_shards(units: Iterable[Unit], max_bytes: int = MAX_SHARD_BYTES) -> list
     ]
 
 
-def write_shards(
-    folder: Path, shards: Iterable[Shard], produce: Producer, advance: Callable[[int], None]
-) -> int:
-    """Writes every shard that is not there yet; a finished one survives a kill.
-
-    Args:
-        folder: Where to write.
-        shards: The plan.
-        produce: Yields name and bytes of every tensor of the units it is given, in order.
-        advance: Called with the number of finished tensors.
-
-    Returns:
-        How many shards were there already.
-    """
-    kept = 0
-    for shard in shards:
-        path = folder / shard.name
-        if _finished(path, shard):
-            kept += 1
-            advance(len(shard.tensors))
-            continue
-        writer = ShardWriter(path, shard.tensors)
-        try:
-            for name, blocks in produce(shard.units):
-                writer.add(name, blocks)
-                advance(1)
-            writer.close()
-        except BaseException:
-            writer.discard()
-            raise
-    return kept
-
-
-def _finished(path: Path, shard: Shard) -> bool:
+def finished(path: Path, shard: Shard) -> bool:
+    """Whether a shard is there already, whole, as planned."""
     if not path.is_file():
         return False
     try:
@@ -151,3 +116,53 @@ def _finished(path: Path, shard: Shard) -> bool:
         return False
     there = [OutTensor(ref.name, ref.dtype, ref.shape) for ref in refs.values()]
     return there == list(shard.tensors)
+
+
+WriteUnit = Callable[[ShardFile, Unit], None]
+
+
+def write_shards(
+    folder: Path,
+    shards: Iterable[Shard],
+    write_unit: WriteUnit,
+    workers: int,
+    advance: Callable[[int], None],
+) -> int:
+    """Writes every shard that is not there yet; a finished one survives a kill.
+
+    Args:
+        folder: Where to write.
+        shards: The plan.
+        write_unit: Puts the bytes of all tensors of a unit into the file; runs in any thread.
+        workers: Units in flight.
+        advance: Called with the number of finished tensors.
+
+    Returns:
+        How many shards were there already.
+    """
+    kept = 0
+    with ThreadPoolExecutor(workers) as pool:
+        for shard in shards:
+            path = folder / shard.name
+            if finished(path, shard):
+                kept += 1
+                advance(len(shard.tensors))
+                continue
+            with ShardFile(path, shard.tensors) as file:
+                jobs = [pool.submit(write_unit, file, unit) for unit in shard.units]
+                try:
+                    for job, unit in zip(jobs, shard.units, strict=True):
+                        job.result()
+                        advance(len(unit.tensors))
+                except BaseException:
+                    for job in jobs:
+                        job.cancel()
+                    wait(jobs)  # nobody may write once the file is closed
+                    raise
+    return kept
+
+
+def copy_tensor(file: ShardFile, ref: TensorRef) -> None:
+    """Copies a tensor's bytes into the file under the same name."""
+    for at, piece in ref.pieces(COPY_BLOCK):
+        file.put(ref.name, at, piece)

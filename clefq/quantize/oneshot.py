@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from clefq.errors import AuditError, ClefqError
-from clefq.quantize.layout import Produced, Unit
+from clefq.quantize.layout import Unit, WriteUnit, copy_tensor
 from clefq.quantize.oneshot_worker import Job
-from clefq.quantize.tensors import OutTensor, TensorRef, open_tensors
+from clefq.quantize.tensors import OutTensor, ShardFile, TensorRef, open_tensors
 
 _STEP = re.compile(r"\((\d+)/(\d+)\): (Calibrating|Propagating)")
 _TAIL = 8
@@ -96,17 +96,16 @@ def saved_outputs(saved: Path, modules: Sequence[str]) -> dict[str, list[OutTens
     return outputs
 
 
-def take_over(saved: Path, source: Mapping[str, TensorRef]) -> Callable[[Sequence[Unit]], Produced]:
-    """A producer: quantized tensors from oneshot's output, all others from the source."""
+def take_over(saved: Path, source: Mapping[str, TensorRef]) -> WriteUnit:
+    """Writes quantized tensors from oneshot's output, and all others from the source."""
     theirs = open_tensors(saved)
 
-    def produce(units: Sequence[Unit]) -> Produced:
-        for unit in units:
-            refs = theirs if unit.modules else source
-            for tensor in unit.tensors:
-                yield tensor.name, refs[tensor.name].blocks()
+    def write_unit(file: ShardFile, unit: Unit) -> None:
+        refs = theirs if unit.modules else source
+        for tensor in unit.tensors:
+            copy_tensor(file, refs[tensor.name])
 
-    return produce
+    return write_unit
 
 
 def same_config(saved: Path, planned: Mapping[str, object]) -> bool:

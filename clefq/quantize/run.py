@@ -22,7 +22,7 @@ from clefq.quantize.audit import audit_checkpoint, summary
 from clefq.quantize.calibration import Calibration, load_calibration
 from clefq.quantize.layout import (
     MAX_SHARD_BYTES,
-    Producer,
+    WriteUnit,
     plan_shards,
     plan_units,
     write_shards,
@@ -34,12 +34,20 @@ from clefq.quantize.plan import Plan, make_plan
 from clefq.quantize.quiet import quiet_libraries
 from clefq.quantize.recipes import Recipe, bundled_recipe, custom_recipe
 from clefq.quantize.report import AuditReport
+from clefq.quantize.stream import (
+    Stream,
+    default_device,
+    default_workers,
+    one_thread_per_worker,
+    stream_outputs,
+)
 from clefq.quantize.tensors import OutTensor, TensorRef, open_tensors, write_index
 from clefq.store.atomic import atomic_folder, partial_path, read_json, write_json, write_text
 
 METHODS = ("auto", "oneshot", "stream")
 _WORK = ".work"
 _FINGERPRINT = ".fingerprint.json"
+_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +121,11 @@ def quantize(spec: QuantizeSpec, out: Path, console: Console) -> Result:
     work = prepare(spec, console)
     with _output(out, work) as partial:
         write_text(partial / "recipe.yaml", work.recipe.text)
-        outputs, produce = _oneshot(work, partial / _WORK, console)
-        _write(partial, work, outputs, produce, console)
+        if work.method == "stream":
+            outputs, write_unit = _stream(work)
+        else:
+            outputs, write_unit = _oneshot(work, partial / _WORK, console)
+        _write(partial, work, outputs, write_unit, console)
         config = finish.config_with(work.source.config, work.plan.quantization_config)
         report = _verify(partial, work, config)
         shutil.rmtree(partial / _WORK, ignore_errors=True)
@@ -156,6 +167,17 @@ def _recipe(spec: QuantizeSpec, source: Checkpoint) -> Recipe:
 def _method(asked: str, plan: Plan, console: Console) -> str:
     if asked not in METHODS:
         raise InputError(f"unknown method {asked!r}.", fix=f"use one of {', '.join(METHODS)}.")
+    if asked == "stream" and plan.data_free_reason is not None:
+        raise InputError(
+            f"--method stream cannot make this: {plan.data_free_reason}.",
+            fix="use --method oneshot.",
+        )
+    if asked != "auto":
+        return asked
+    if plan.data_free_reason is None:
+        console.note("method: stream, because this scheme needs no calibration data.")
+        return "stream"
+    console.note(f"method: oneshot, because {plan.data_free_reason}.")
     return "oneshot"
 
 
@@ -211,9 +233,17 @@ def _fingerprint(work: Work) -> dict[str, Any]:
     return loaded
 
 
-def _oneshot(
-    work: Work, folder: Path, console: Console
-) -> tuple[dict[str, list[OutTensor]], Producer]:
+Outputs = dict[str, list[OutTensor]]
+
+
+def _stream(work: Work) -> tuple[Outputs, WriteUnit]:
+    dtype = _DTYPES[str(work.source.config.get("dtype") or work.source.text_config.get("dtype"))]
+    outputs = stream_outputs(work.plan.modules, work.tensors, dtype)
+    stream = Stream(work.plan.modules, work.tensors, dtype, default_device())
+    return outputs, stream.write_unit
+
+
+def _oneshot(work: Work, folder: Path, console: Console) -> tuple[Outputs, WriteUnit]:
     folder.mkdir(exist_ok=True)
     saved, done = folder / "saved", folder / "saved.done"
     if not done.is_file():
@@ -254,13 +284,13 @@ def _write(
     partial: Path,
     work: Work,
     outputs: Mapping[str, Sequence[OutTensor]],
-    produce: Producer,
+    write_unit: WriteUnit,
     console: Console,
 ) -> None:
     shards = plan_shards(plan_units(work.tensors, outputs), work.spec.max_shard_bytes)
     total = sum(len(shard.tensors) for shard in shards)
-    with console.progress("writing tensors", total) as advance:
-        kept = write_shards(partial, shards, produce, advance)
+    with console.progress("writing tensors", total) as advance, one_thread_per_worker():
+        kept = write_shards(partial, shards, write_unit, default_workers(), advance)
     if kept:
         console.note(f"kept {kept} finished shard(s) of an interrupted run.")
     write_index(partial, {shard.name: shard.tensors for shard in shards})

@@ -10,10 +10,11 @@ import json
 import math
 import os
 import struct
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 from clefq.clef.tensor_files import read_header
 from clefq.errors import CheckpointError
@@ -25,7 +26,7 @@ ITEM_SIZE = {
 }  # fmt: skip
 INDEX = "model.safetensors.index.json"
 HEAD_FILES = ("joint_head.safetensors", "clef_head/joint_head.safetensors")
-_BLOCK = 8 << 20
+COPY_BLOCK = 4 << 20
 
 Buffer = bytes | bytearray | memoryview
 
@@ -61,28 +62,38 @@ class TensorRef:
         Raises:
             CheckpointError: The file has become shorter.
         """
-        data = bytearray(self.nbytes)
-        with self.file.open("rb") as file:
-            file.seek(self.begin)
-            if file.readinto(data) != len(data):
-                raise _truncated(self.file)
-        return data
+        return next((piece for _, piece in self.pieces(max(1, self.nbytes))), bytearray())
 
-    def blocks(self) -> Iterator[bytes]:
+    def blocks(self) -> Iterator[bytearray]:
         """The tensor's bytes, block by block.
 
         Raises:
             CheckpointError: The file has become shorter.
         """
-        left = self.nbytes
-        with self.file.open("rb") as file:
+        for _, block in self.pieces(COPY_BLOCK):
+            yield block
+
+    def pieces(self, size: int) -> Iterator[tuple[int, bytearray]]:
+        """The tensor's bytes in pieces of `size` (the last may be smaller), with their offsets.
+
+        Raises:
+            CheckpointError: The file has become shorter.
+        """
+        with self.file.open("rb", buffering=0) as file:
             file.seek(self.begin)
-            while left:
-                block = file.read(min(_BLOCK, left))
-                if not block:
-                    raise _truncated(self.file)
-                left -= len(block)
-                yield block
+            for at in range(0, self.nbytes, size):
+                piece = bytearray(min(size, self.nbytes - at))
+                _fill(file, piece, self.file)
+                yield at, piece
+
+
+def _fill(file: FileIO, buffer: bytearray, path: Path) -> None:
+    view = memoryview(buffer)
+    while view:
+        count = file.readinto(view)
+        if not count:
+            raise _truncated(path)
+        view = view[count:]
 
 
 def _truncated(path: Path) -> CheckpointError:
@@ -220,58 +231,73 @@ def encode_header(tensors: Iterable[OutTensor]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-class ShardWriter:
-    """Writes one safetensors file front to back, tensor after tensor.
+class ShardFile:
+    """A safetensors file that is written piece by piece, in any order and by several threads.
 
-    The file appears under its name only when it is whole and on the disk.
+    As a context manager: the file appears under its name only when the block succeeds, every
+    byte of every tensor has been put, and all of it is on the disk.
 
     Args:
         path: Final file name.
-        tensors: What the file will hold, in the order in which the bytes will come.
+        tensors: What the file holds, in the order of their data.
     """
 
     def __init__(self, path: Path, tensors: Iterable[OutTensor]) -> None:
         self.path = path
-        self._tensors = list(tensors)
-        self._next = 0
+        tensors = list(tensors)
+        header = encode_header(tensors)
+        self._places: dict[str, tuple[int, int]] = {}
+        at = len(header)
+        for tensor in tensors:
+            self._places[tensor.name] = (at, tensor.nbytes)
+            at += tensor.nbytes
+        self._due = at - len(header)
+        self._lock = threading.Lock()
         self._partial = partial_path(path)
-        self._file: BinaryIO = self._partial.open("wb")
-        self._file.write(encode_header(self._tensors))
+        self._file = self._partial.open("wb", buffering=0)
+        self._file.write(header)
+        self._file.truncate(at)
 
-    def add(self, name: str, blocks: Iterable[Buffer]) -> None:
-        """Appends the next tensor's bytes.
+    def put(self, name: str, offset: int, data: Buffer) -> None:
+        """Writes a piece of a tensor.
 
-        Raises:
-            ValueError: Another tensor is due, or the number of bytes is wrong.
-        """
-        due = self._tensors[self._next]
-        if due.name != name:
-            raise ValueError(f"expected {due.name}, got {name}")
-        written = 0
-        for block in blocks:
-            self._file.write(block)
-            written += memoryview(block).nbytes
-        if written != due.nbytes:
-            raise ValueError(f"{name}: {written} bytes written, {due.nbytes} declared")
-        self._next += 1
-
-    def close(self) -> None:
-        """Flushes the file to the disk and gives it its name.
+        Args:
+            name: Tensor name.
+            offset: First byte inside the tensor.
+            data: The bytes.
 
         Raises:
-            ValueError: Tensors are missing.
+            ValueError: The piece does not fit into the tensor.
         """
-        if self._next != len(self._tensors):
-            raise ValueError(f"{self.path.name}: {len(self._tensors) - self._next} tensors missing")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        self._partial.replace(self.path)
+        begin, size = self._places[name]
+        view = memoryview(data).cast("B")
+        if offset + len(view) > size:
+            raise ValueError(f"{name}: {offset + len(view)} bytes written, {size} declared")
+        with self._lock:
+            self._due -= len(view)
+        at = begin + offset
+        while view:
+            count = os.pwrite(self._file.fileno(), view, at)
+            view, at = view[count:], at + count
 
-    def discard(self) -> None:
-        """Closes and removes the unfinished file."""
+    def __enter__(self) -> ShardFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        try:
+            if kind is None:
+                if self._due:
+                    raise ValueError(f"{self.path.name}: {self._due} bytes missing")
+                os.fsync(self._file.fileno())
+        except BaseException:
+            self._file.close()
+            self._partial.unlink(missing_ok=True)
+            raise
         self._file.close()
-        self._partial.unlink(missing_ok=True)
+        if kind is None:
+            self._partial.replace(self.path)
+        else:
+            self._partial.unlink(missing_ok=True)
 
 
 def write_index(folder: Path, shards: Mapping[str, Iterable[OutTensor]]) -> None:

@@ -66,7 +66,7 @@ def count_nonfinite(ref: TensorRef) -> int:
     return total
 
 
-def _nonfinite(block: bytes, dtype: str) -> int:
+def _nonfinite(block: Buffer, dtype: str) -> int:
     array: Any
     if dtype == "F8_E4M3":
         array = np.frombuffer(block, dtype=np.uint8)

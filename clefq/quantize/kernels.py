@@ -1,0 +1,145 @@
+"""Round-to-nearest quantization of weight rows, bit for bit what compressed-tensors computes.
+
+Scales come from compressed-tensors' own functions. Rounding and packing are written anew, because
+the library's CPU versions assign through eight boolean masks and convert FP8 back and forth: here
+a code is the number of midpoints below the value. Tests hold every function against the library.
+Rows are independent, so a caller may cut a weight into blocks of rows that fit the cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
+
+GROUP = 16
+FP8 = torch.float8_e4m3fn
+_FP8_MAX = torch.finfo(FP8).max
+# Midpoints between neighbouring E2M1 magnitudes 0, ½, 1, 1½, 2, 3, 4, 6 and whether the midpoint
+# itself rounds up: ties go to the even code.
+_MIDPOINTS = (
+    (0.25, False),
+    (0.75, True),
+    (1.25, False),
+    (1.75, True),
+    (2.5, False),
+    (3.5, True),
+    (5.0, False),
+)
+
+
+def absmax(weight: torch.Tensor) -> torch.Tensor:
+    """Largest magnitude of a block, a scalar in its dtype.
+
+    Args:
+        weight: `[rows, columns]`, BF16, F16 or F32.
+    """
+    low, high = torch.aminmax(weight)
+    return torch.maximum(-low, high)
+
+
+def global_scale(largest: torch.Tensor) -> torch.Tensor:
+    """The NVFP4 global scale (a divisor) of everything whose largest magnitude is `largest`.
+
+    Computed in the weights' dtype, so in BF16 the quotient 448·6/amax is rounded to BF16.
+
+    Args:
+        largest: Scalar in the weights' dtype, over all members of a fused group.
+
+    Returns:
+        `[1]`, F32.
+    """
+    value: torch.Tensor = generate_gparam(-largest.reshape(1), largest.reshape(1))
+    return value
+
+
+def nvfp4_rows(
+    weight: torch.Tensor, divisor: torch.Tensor, args: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantizes rows to NVFP4.
+
+    Args:
+        weight: `[rows, columns]` in the model's dtype; columns divisible by 16.
+        divisor: `[1]`, F32, the global scale.
+        args: The scheme's `QuantizationArgs` for weights.
+
+    Returns:
+        Codes `[rows, columns / 2]`, U8, the first of two in the low half; group scales
+        `[rows, columns / 16]`, E4M3.
+    """
+    groups = weight.unflatten(-1, (-1, GROUP))
+    low, high = torch.aminmax(groups, dim=-1)
+    scales, _ = calculate_qparams(low, high, args, global_scale=divisor)
+    # the library keeps scales in the model's dtype in between; E4M3 values survive that
+    scales = scales.to(weight.dtype)
+    scaled = groups / (scales.unsqueeze(-1) / divisor)
+    packed = pack_e2m1(scaled).view(weight.shape[0], -1)
+    return packed, scales.to(FP8)
+
+
+def pack_e2m1(values: torch.Tensor) -> torch.Tensor:
+    """Rounds to E2M1, ties to even, saturating at ±6, and packs two codes into a byte.
+
+    Args:
+        values: F32, any shape, an even number of elements.
+
+    Returns:
+        U8, flat, half as many elements.
+    """
+    flat = values.reshape(-1)
+    magnitude = flat.abs()
+    code = torch.signbit(flat).to(torch.uint8) << 3
+    above = torch.empty_like(code, dtype=torch.bool)
+    for midpoint, tie_up in _MIDPOINTS:
+        compare = torch.ge if tie_up else torch.gt
+        code += compare(magnitude, midpoint, out=above).view(torch.uint8)
+    # a pair of bytes read as one little-endian number: the first element is the low byte
+    pairs = code.view(torch.int16)
+    return (pairs | (pairs >> 4)).to(torch.uint8)
+
+
+def fp8_rows(weight: torch.Tensor, args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantizes rows to E4M3 with one scale per row (output channel).
+
+    Args:
+        weight: `[rows, columns]` in the model's dtype.
+        args: The scheme's `QuantizationArgs` for weights.
+
+    Returns:
+        Codes `[rows, columns]`, E4M3; scales `[rows, 1]` in the model's dtype.
+    """
+    low, high = torch.aminmax(weight, dim=-1, keepdim=True)
+    scales, _ = calculate_qparams(low, high, args)
+    codes = (weight / scales).clamp_(-_FP8_MAX, _FP8_MAX).to(FP8)
+    return codes, scales
+
+
+def unpack_e2m1(packed: torch.Tensor) -> torch.Tensor:
+    """E2M1 codes as values.
+
+    Args:
+        packed: `[rows, n]`, U8.
+
+    Returns:
+        `[rows, 2n]`, F32.
+    """
+    table = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], device=packed.device)
+    table = torch.cat([table, -table])
+    codes = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2)
+    return table[codes.int()]
+
+
+def nvfp4_values(packed: torch.Tensor, scales: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
+    """What stored NVFP4 rows stand for: code · group scale / global scale.
+
+    Args:
+        packed: `[rows, columns / 2]`, U8.
+        scales: `[rows, columns / 16]`, E4M3.
+        divisor: `[1]`, F32.
+
+    Returns:
+        `[rows, columns]`, F32.
+    """
+    codes = unpack_e2m1(packed).unflatten(-1, (-1, GROUP))
+    return (codes * (scales.float() / divisor).unsqueeze(-1)).flatten(-2)

@@ -1,0 +1,178 @@
+"""The streaming method: fused groups flow from the source's shards to the output's.
+
+No model is loaded. Every worker takes one unit (a fused group, a Linear, a tensor to copy) and
+goes through its rows block by block, writing each result at its final place in the output file.
+An NVFP4 group is read twice, first for its largest magnitude; the second time it comes from the
+page cache. So memory is a few blocks per core, whatever the shards and the groups.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from clefq.quantize.layout import Unit, copy_tensor
+from clefq.quantize.tensors import OutTensor, ShardFile, TensorRef
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+_BLOCK_ELEMENTS = 1 << 19
+_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+
+
+def stream_outputs(
+    modules: Mapping[str, Any], refs: Mapping[str, TensorRef], dtype: str
+) -> dict[str, list[OutTensor]]:
+    """The tensors that replace each quantized weight.
+
+    Args:
+        modules: Module to compressed-tensors scheme.
+        refs: The source's tensors.
+        dtype: The model's dtype in safetensors' words: that of FP8 scales.
+    """
+    outputs: dict[str, list[OutTensor]] = {}
+    for module, scheme in modules.items():
+        ref = refs.get(f"{module}.weight")
+        if ref is None:  # plan_units reports it
+            outputs[module] = []
+            continue
+        rows, columns = ref.shape
+        if scheme.weights.num_bits == 8:
+            outputs[module] = [
+                OutTensor(f"{module}.weight", "F8_E4M3", (rows, columns)),
+                OutTensor(f"{module}.weight_scale", dtype, (rows, 1)),
+            ]
+        else:
+            outputs[module] = [
+                OutTensor(f"{module}.weight_packed", "U8", (rows, columns // 2)),
+                OutTensor(f"{module}.weight_scale", "F8_E4M3", (rows, columns // 16)),
+                OutTensor(f"{module}.weight_global_scale", "F32", (1,)),
+            ]
+    return outputs
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Quantizes units into an output file.
+
+    Attributes:
+        modules: Module to compressed-tensors scheme.
+        refs: The source's tensors.
+        dtype: The model's dtype in safetensors' words.
+        device: Where the arithmetic runs.
+    """
+
+    modules: Mapping[str, Any]
+    refs: Mapping[str, TensorRef]
+    dtype: str
+    device: str
+
+    def write_unit(self, file: ShardFile, unit: Unit) -> None:
+        """Quantizes or copies one unit."""
+        if not unit.modules:
+            copy_tensor(file, self.refs[unit.name])
+        elif self.modules[unit.modules[0]].weights.num_bits == 8:
+            for module in unit.modules:
+                self._fp8(file, module)
+        else:
+            divisor = self.shared_divisor(unit.modules)
+            for module in unit.modules:
+                self._nvfp4(file, module, divisor)
+
+    def shared_divisor(self, members: Iterable[str]) -> torch.Tensor:
+        """The global scale of a fused group: that of its largest magnitude, `[1]`, F32."""
+        import torch
+
+        from clefq.quantize import kernels
+
+        largest = torch.stack(
+            [kernels.absmax(block) for module in members for _, block in self._blocks(module)]
+        ).max()
+        return kernels.global_scale(largest)
+
+    def _nvfp4(self, file: ShardFile, module: str, divisor: torch.Tensor) -> None:
+        from clefq.quantize import kernels
+
+        args = self.modules[module].weights
+        for row, block in self._blocks(module):
+            packed, scales = kernels.nvfp4_rows(block, divisor, args)
+            file.put(f"{module}.weight_packed", row * packed.shape[1], _bytes(packed))
+            file.put(f"{module}.weight_scale", row * scales.shape[1], _bytes(scales))
+        file.put(f"{module}.weight_global_scale", 0, _bytes(divisor))
+
+    def _fp8(self, file: ShardFile, module: str) -> None:
+        from clefq.quantize import kernels
+
+        args = self.modules[module].weights
+        for row, block in self._blocks(module):
+            codes, scales = kernels.fp8_rows(block, args)
+            file.put(f"{module}.weight", row * codes.shape[1], _bytes(codes))
+            file.put(f"{module}.weight_scale", row * scales.element_size(), _bytes(scales))
+
+    def _blocks(self, module: str) -> Iterator[tuple[int, torch.Tensor]]:
+        """Blocks of rows of a weight in the model's dtype, with the number of their first row."""
+        ref = self.refs[f"{module}.weight"]
+        return row_blocks(ref, self.dtype, self.device)
+
+
+def row_blocks(
+    ref: TensorRef, dtype: str, device: str = "cpu"
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Reads a matrix block by block.
+
+    Args:
+        ref: A 2-D float tensor.
+        dtype: Dtype to convert to, in safetensors' words.
+        device: Where to put the blocks.
+
+    Yields:
+        Number of the block's first row, and the block `[rows, columns]`.
+    """
+    import torch
+
+    rows, columns = ref.shape
+    stored, wanted = getattr(torch, _NAMES[ref.dtype]), getattr(torch, _NAMES[dtype])
+    scale = 1 if device == "cpu" else 16
+    step = max(1, scale * _BLOCK_ELEMENTS // columns)
+    width = ref.nbytes // rows
+    for row, data in ref.pieces(step * width):
+        block = torch.frombuffer(data, dtype=stored).view(-1, columns)
+        yield row // width, block.to(device=device, dtype=wanted)
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    import torch
+
+    flat = tensor.contiguous().view(-1).view(torch.uint8).cpu()
+    return memoryview(flat.numpy().data)
+
+
+@contextmanager
+def one_thread_per_worker() -> Iterator[None]:
+    """The workers are the threads: torch's own would fight over the same cores."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def default_workers() -> int:
+    """One worker per core that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def default_device() -> str:
+    """`cuda` where there is one."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
