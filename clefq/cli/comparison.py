@@ -1,0 +1,294 @@
+"""What `clefq parity` is asked to compare: names, files and checkpoints become predictions files.
+
+What is missing is predicted first. No figure is computed here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clefq.errors import InputError
+from clefq.store.predictions import PredictionsMeta, read_meta
+from clefq.store.run import RunFolder
+
+if TYPE_CHECKING:
+    from clefq.console import Console
+    from clefq.engines.base import EngineName
+    from clefq.parity.report_summary import Sizes
+
+_VARIANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+RESERVED = ("index.html", "summary.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The names on the command line.
+
+    Attributes:
+        baseline: Predictions file, checkpoint or variant.
+        candidates: The same; empty for every other variant of the run folder.
+        sets: Set folders or names; empty for every eval set of the run folder.
+        engine: Engine for what is missing, or None for the default.
+        replicates: Predictions files of further runs of the baseline.
+    """
+
+    baseline: str
+    candidates: tuple[str, ...]
+    sets: tuple[str, ...]
+    engine: str | None
+    replicates: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One model on one set.
+
+    Attributes:
+        variant: Its name in the report.
+        path: Its predictions file, which may not exist yet.
+        model: What to predict with where it is missing, or None.
+    """
+
+    variant: str
+    path: Path
+    model: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SetPlan:
+    """All that is compared on one set.
+
+    Attributes:
+        name: Name of the set.
+        set_path: Folder of the set, or None where only predictions are there.
+        baseline: The baseline.
+        candidates: The candidates, in table order.
+        replicates: Replicates of the baseline on this set.
+    """
+
+    name: str
+    set_path: Path | None
+    baseline: Slot
+    candidates: tuple[Slot, ...]
+    replicates: tuple[Path, ...]
+
+
+def find_run(root: Path | None) -> RunFolder | None:
+    """The run folder, or None where the user works without one.
+
+    Raises:
+        InputError: `root` is given and is none.
+    """
+    try:
+        return RunFolder.find(root)
+    except InputError:
+        if root is not None:
+            raise
+        return None
+
+
+def plan(request: Request, run: RunFolder | None) -> tuple[SetPlan, ...]:
+    """What to compare on which set.
+
+    Raises:
+        InputError: A name means nothing here, or there is nothing to compare.
+    """
+    names = (request.baseline, *request.candidates)
+    files = [Path(name) for name in names if is_predictions(name)]
+    sets = [_set_of_file(files[0], request, run)] if files else _sets(request, run)
+    plans = tuple(_plan_set(request, run, name, path) for name, path in sets)
+    plans = tuple(found for found in plans if found.candidates)
+    if not plans:
+        raise InputError(
+            f"there is no candidate to compare with {request.baseline}.",
+            fix="name one with --candidate, or make one with `clefq quantize`.",
+        )
+    return plans
+
+
+def is_predictions(name: str) -> bool:
+    """Whether a name means a predictions file."""
+    return name.endswith(".parquet") or Path(name).is_file()
+
+
+def _set_of_file(file: Path, request: Request, run: RunFolder | None) -> tuple[str, Path | None]:
+    from clefq.engines.models import find_set
+
+    meta = read_meta(file)
+    if len(request.sets) > 1:
+        raise InputError(
+            f"{file} is of one set, {meta.eval_set}.", fix="give --eval once, or not at all."
+        )
+    if request.sets:
+        return meta.eval_set, find_set(request.sets[0], run)
+    if run is not None and meta.eval_set in run.sets():
+        return meta.eval_set, run.set_folder(meta.eval_set)
+    return meta.eval_set, None
+
+
+def _sets(request: Request, run: RunFolder | None) -> list[tuple[str, Path | None]]:
+    from clefq.engines.models import find_set
+    from clefq.store.sets import MANIFEST_FILE, read_manifest
+
+    if request.sets:
+        found = [find_set(name, run) for name in request.sets]
+        return [(read_manifest(path / MANIFEST_FILE).name, path) for path in found]
+    if run is None:
+        raise InputError(
+            f"{request.baseline} is no predictions file, and no --eval SET is given.",
+            fix="give --eval SET, or change into a run folder.",
+        )
+    sets: dict[str, Path | None] = {}
+    for name in run.sets():
+        if read_manifest(run.set_folder(name) / MANIFEST_FILE).role == "eval":
+            sets[name] = run.set_folder(name)
+    for name in predicted_sets(run):
+        if name not in run.sets():
+            sets[name] = None
+    if not sets:
+        raise InputError(
+            f"{run.root} has no eval set.", fix="build one with `clefq build eval NAME_OR_FILE`."
+        )
+    return sorted(sets.items())
+
+
+def predicted_sets(run: RunFolder) -> list[str]:
+    """Names of the sets that the run folder has predictions of."""
+    folder = run.root / "predictions"
+    if not folder.is_dir():
+        return []
+    return sorted(path.name for path in folder.iterdir() if any(path.glob("*.parquet")))
+
+
+def _plan_set(request: Request, run: RunFolder | None, name: str, path: Path | None) -> SetPlan:
+    baseline = _slot(request.baseline, name, path, run)
+    wanted: Sequence[str] = request.candidates
+    if not wanted and run is not None:
+        wanted = [v for v in _variants(run, name) if v != baseline.variant]
+    candidates = tuple(_slot(candidate, name, path, run) for candidate in wanted)
+    _check_variants(candidates)
+    replicates = tuple(file for file in request.replicates if read_meta(file).eval_set == name)
+    return SetPlan(name, path, baseline, candidates, replicates)
+
+
+def _variants(run: RunFolder, set_name: str) -> list[str]:
+    predicted = (run.root / "predictions" / set_name).glob("*.parquet")
+    files = {path.stem for path in predicted if not path.name.startswith(".")}
+    return sorted(files | set(run.variants()))
+
+
+def _slot(name: str, set_name: str, set_path: Path | None, run: RunFolder | None) -> Slot:
+    if is_predictions(name):
+        meta = read_meta(Path(name))
+        return Slot(meta.variant, Path(name), None)
+    if run is not None and run.predictions(set_name, name).is_file():
+        return Slot(name, run.predictions(set_name, name), name)
+    from clefq.engines.models import find_model
+
+    reference = find_model(name, run)
+    home = run if run is not None else RunFolder(Path.cwd())
+    if set_path is None and not home.predictions(set_name, reference.variant).is_file():
+        raise InputError(
+            f"{name} has no predictions on {set_name}, and the set is not here to make them.",
+            fix="give --eval SET.",
+        )
+    return Slot(reference.variant, home.predictions(set_name, reference.variant), name)
+
+
+def _check_variants(candidates: Sequence[Slot]) -> None:
+    names = [slot.variant for slot in candidates]
+    for name in names:
+        if not _VARIANT.fullmatch(name) or name in RESERVED:
+            raise InputError(
+                f"the variant name {name!r} cannot name a folder.",
+                fix="predict with --variant NAME.",
+            )
+        if names.count(name) > 1:
+            raise InputError(
+                f"two candidates are called {name}.", fix="predict one with another --variant NAME."
+            )
+
+
+def predict_missing(plans: Sequence[SetPlan], request: Request, console: Console) -> None:
+    """Predicts what is missing, baseline first, every model of a set with the same engine.
+
+    Raises:
+        ClefqError: A model or set is unusable, or predictions are of another state of the set.
+    """
+    for found in plans:
+        slots = (found.baseline, *found.candidates)
+        metas = [_current(slot, found) for slot in slots if slot.path.is_file()]
+        missing = [slot for slot in slots if not slot.path.is_file()]
+        for slot in missing:
+            console.note(f"{slot.variant} has no predictions on {found.name}: predicting")
+            _predict(slot, found, (request.engine, metas[0] if metas else None), console)
+            metas = metas or [read_meta(slot.path)]
+
+
+def _current(slot: Slot, found: SetPlan) -> PredictionsMeta:
+    """The provenance of a file that is there; it must be of the set as it is now."""
+    from clefq.store.sets import MANIFEST_FILE, read_manifest
+
+    meta = read_meta(slot.path)
+    if found.set_path is not None:
+        current = read_manifest(found.set_path / MANIFEST_FILE).sha256
+        if meta.eval_set_sha256 != current:
+            raise InputError(
+                f"{slot.path} was made on another set than {found.set_path} "
+                f"({meta.eval_set_sha256[:12]}, now {current[:12]}).",
+                fix="predict again on this set (`clefq predict`), or give the right --eval.",
+            )
+    return meta
+
+
+def _predict(
+    slot: Slot,
+    found: SetPlan,
+    how: tuple[str | None, PredictionsMeta | None],
+    console: Console,
+) -> None:
+    from clefq.engines.base import EngineSpec
+    from clefq.engines.models import find_model
+    from clefq.engines.predict import PredictJob, predict_set
+
+    if slot.model is None or found.set_path is None:
+        raise InputError(f"no predictions file {slot.path}.", fix="make it with `clefq predict`.")
+    engine, like = how
+    spec = EngineSpec()
+    if like is not None:
+        # The same limits on both sides: otherwise they do not answer the same prompts.
+        spec = EngineSpec(max_length=like.max_length, truncate_state=like.truncate_state)
+    run = RunFolder(slot.path.parent.parent.parent)
+    model = find_model(slot.model, run)
+    predict_set(PredictJob(model, found.set_path, slot.path, _engine(engine, like), spec), console)
+
+
+def _engine(name: str | None, like: PredictionsMeta | None) -> EngineName:
+    from clefq.engines.select import fastest_engine, parse_engine
+
+    if name is not None:
+        return parse_engine(name)
+    if like is not None and like.engine in ("transformers", "vllm"):
+        return parse_engine(like.engine)
+    return fastest_engine()
+
+
+def sizes(found: SetPlan, run: RunFolder | None) -> Sizes:
+    """Bytes of the checkpoints that lie here; models that are known by name only have none."""
+    from clefq.parity.report_summary import Sizes
+
+    known = {}
+    for slot in (found.baseline, *found.candidates):
+        folders = [Path(slot.model)] if slot.model is not None else []
+        if run is not None:
+            folders.append(run.model(slot.variant))
+        for folder in folders:
+            weights = list(folder.glob("*.safetensors")) if folder.is_dir() else []
+            if weights:
+                known[slot.variant] = sum(path.stat().st_size for path in weights)
+                break
+    return Sizes(bytes=known)

@@ -1,0 +1,95 @@
+"""`clefq parity`: statistics, gates and reports of candidates against their baseline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from clefq.cli.options import Json, Quiet, Run
+
+
+def command(
+    baseline: Annotated[
+        str,
+        typer.Option(
+            "--baseline", metavar="X", help="Predictions file, checkpoint, or variant of the run."
+        ),
+    ],
+    candidate: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--candidate", metavar="Y", help="The same; repeatable (default: every other variant)."
+        ),
+    ] = None,
+    eval_set: Annotated[
+        list[str] | None,
+        typer.Option("--eval", metavar="SET", help="Repeatable (default: all of the run)."),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", metavar="E", help="For what is missing: transformers or vllm."),
+    ] = None,
+    gates: Annotated[
+        str,
+        typer.Option("--gates", metavar="FILE", help="Gate file, or release, smoke, strict."),
+    ] = "release",
+    replicate: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--replicate", metavar="FILE", help="Another run of the baseline; repeatable."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Report folder (default: report/SET)."),
+    ] = None,
+    inconclusive_ok: Annotated[
+        bool,
+        typer.Option("--inconclusive-ok", help="JUnit: inconclusive gates are skipped tests."),
+    ] = False,
+    run: Run = None,
+    json_output: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Judge candidates against their baseline; exits with the worst verdict.
+
+    0 pass, 1 fail, 2 wrong use or input, 3 inconclusive, 4 invalid. Predictions that are missing
+    are made first. `clefq parity --baseline bf16` in a run folder judges every other variant on
+    every eval set.
+    """
+    from clefq.cli import comparison
+    from clefq.cli.parity_table import comparison_json, comparison_text
+    from clefq.console import Console
+    from clefq.parity.run import SetJob, judge_set, load_spec
+    from clefq.parity.verdict import EXIT_CODES, worst
+
+    console = Console(json_output=json_output, quiet=quiet)
+    folder = comparison.find_run(run)
+    request = comparison.Request(
+        baseline, tuple(candidate or ()), tuple(eval_set or ()), engine, tuple(replicate or ())
+    )
+    spec = load_spec(gates)
+    plans = comparison.plan(request, folder)
+    comparison.predict_missing(plans, request, console)
+    results = []
+    for found in plans:
+        target = _target(found.name, len(plans), out, folder.root if folder else Path.cwd())
+        job = SetJob(
+            baseline=found.baseline.path,
+            candidates=tuple(slot.path for slot in found.candidates),
+            out=target,
+            replicates=found.replicates,
+            sizes=comparison.sizes(found, folder),
+            inconclusive_fails=not inconclusive_ok,
+        )
+        results.append((target, judge_set(job, spec, console)))
+    console.result(comparison_json(results), comparison_text(results))
+    raise typer.Exit(int(EXIT_CODES[worst([summary["verdict"] for _, summary in results])]))
+
+
+def _target(set_name: str, n_sets: int, out: Path | None, root: Path) -> Path:
+    if out is None:
+        return root / "report" / set_name
+    return out if n_sets == 1 else out / set_name

@@ -1,0 +1,258 @@
+"""Judges one candidate against the baseline: join, figures, gates, verdict. Pure.
+
+Files, git and clocks stay outside: predictions and evidence come in as values, and a
+`CandidateReport` goes out, which the report writers turn into files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from clefq.parity.alarms import Alarm, slice_alarms
+from clefq.parity.gate_files import LoadedGates
+from clefq.parity.gates import FigureQuery, GateResult, judge_gates
+from clefq.parity.metric import Metric
+from clefq.parity.pairs import PairedSet, PairingError, join
+from clefq.parity.preregistration import AFTER_RESULTS, GitEvidence, Preregistration, assess
+from clefq.parity.statistics import PairStatistics, StatisticsSpec, compare
+from clefq.parity.verdict import INVALID, Coverage, Evidence, Verdict, draw_verdict
+from clefq.store.predictions import Predictions, PredictionsMeta
+
+MAX_EXAMPLES = 5
+OTHER_GATES = "gates changed after results"
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeSpec:
+    """What candidates are judged by.
+
+    Attributes:
+        loaded: The gate file.
+        evidence: What git says about it.
+        superseded: The gate file that it replaces, or None.
+        resamples: Bootstrap resamples.
+        threads: Threads of the resampling; never changes a number.
+    """
+
+    loaded: LoadedGates
+    evidence: GitEvidence
+    superseded: LoadedGates | None = None
+    resamples: int = 10_000
+    threads: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SupersededVerdict:
+    """The verdict by the gate file that was replaced.
+
+    Attributes:
+        loaded: That gate file.
+        verdict: Its verdict on the same predictions.
+        results: Its gates.
+    """
+
+    loaded: LoadedGates
+    verdict: Verdict
+    results: tuple[GateResult, ...]
+
+
+@dataclass(frozen=True)
+class CandidateReport:
+    """Everything that the report files say about one candidate on one set.
+
+    Attributes:
+        baseline: Provenance of the baseline's predictions.
+        candidate: Provenance of the candidate's predictions.
+        loaded: The gate file.
+        preregistration: Whether it came before the results.
+        coverage: The coverage gate.
+        statistics: All figures; None where the files could not be paired.
+        results: Judged gates.
+        verdict: The verdict.
+        alarms: Slices in which the candidate is worse.
+        superseded: Verdict of the replaced gate file, or None.
+        noise_floor: Metrics of the baseline against its own replicates, or None.
+        policies: What each decision policy would do, as JSON objects.
+        files: Role → `{"path", "sha256"}` of the predictions files, set by the caller.
+    """
+
+    baseline: PredictionsMeta
+    candidate: PredictionsMeta
+    loaded: LoadedGates
+    preregistration: Preregistration
+    coverage: Coverage
+    statistics: PairStatistics | None
+    results: tuple[GateResult, ...]
+    verdict: Verdict
+    alarms: tuple[Alarm, ...] = ()
+    superseded: SupersededVerdict | None = None
+    noise_floor: Mapping[str, Any] | None = None
+    policies: tuple[Mapping[str, Any], ...] = ()
+    files: Mapping[str, Any] = field(default_factory=dict)
+
+
+class StatisticsSource:
+    """Gate figures straight from the statistics, at each gate's own confidence.
+
+    Args:
+        statistics: The pair's statistics.
+    """
+
+    def __init__(self, statistics: PairStatistics) -> None:
+        self._statistics = statistics
+
+    def figure(self, query: FigureQuery) -> Metric | None:
+        """The figure, or None where the set has no such slice."""
+        return self._statistics.for_gate(
+            query.metric, query.slice, confidence=query.confidence, margin=query.limit
+        )
+
+    def missing(self, query: FigureQuery) -> str:
+        """Why there is no figure."""
+        return f"the set has no slice {query.slice}"
+
+    def slice_names(self, by: str) -> Sequence[str]:
+        """Slices of one key, in the statistics' order."""
+        return [name for name in self._statistics.slices if name.startswith(f"{by}=")]
+
+
+def judge_candidate(
+    baseline: Predictions,
+    candidate: Predictions,
+    spec: JudgeSpec,
+    replicates: Sequence[Predictions] = (),
+) -> CandidateReport:
+    """Judges one candidate.
+
+    Predictions that contradict each other (other options, gold or cohorts) give an *invalid*
+    report without figures.
+
+    Args:
+        baseline: The baseline's predictions.
+        candidate: The candidate's predictions.
+        spec: Gates and how to compute.
+        replicates: Further predictions of the baseline, for the noise floor.
+
+    Raises:
+        PredictionsError: The files were made on different sets.
+    """
+    prereg = assess(spec.loaded, spec.evidence, candidate.meta.created_at)
+    try:
+        pairs = join(baseline, candidate)
+    except PairingError as error:
+        return _unpaired(baseline.meta, candidate.meta, spec, prereg, error)
+    gates = spec.loaded.gates
+    statistics = compare(
+        pairs,
+        StatisticsSpec(
+            gate_file_sha256=spec.loaded.sha256,
+            resamples=spec.resamples,
+            thresholds=gates.thresholds,
+            threads=spec.threads,
+        ),
+    )
+    source = StatisticsSource(statistics)
+    superseded = _superseded(spec, pairs, source)
+    banners = _banners(prereg, superseded)
+    evidence = Evidence(
+        gates=gates,
+        results=judge_gates(gates, source),
+        coverage=coverage_of(pairs, gates.coverage),
+        baseline=baseline.meta,
+        candidate=candidate.meta,
+        banners=banners,
+    )
+    verdict, results = draw_verdict(evidence)
+    return CandidateReport(
+        baseline=baseline.meta,
+        candidate=candidate.meta,
+        loaded=spec.loaded,
+        preregistration=prereg,
+        coverage=evidence.coverage,
+        statistics=statistics,
+        results=results,
+        verdict=verdict,
+        alarms=slice_alarms(
+            statistics.slices,
+            lambda name, level: statistics.for_gate("accuracy_delta", name, confidence=level),
+            gates.alarm_confidence,
+        ),
+        superseded=superseded,
+    )
+
+
+def coverage_of(pairs: PairedSet, minimum: float) -> Coverage:
+    """Counts the questions without a valid answer on either side."""
+    either = pairs.baseline.failed | pairs.candidate.failed
+    examples = []
+    for index in np.flatnonzero(either)[:MAX_EXAMPLES]:
+        side, role = (
+            (pairs.candidate, "candidate")
+            if pairs.candidate.failed[index]
+            else (pairs.baseline, "baseline")
+        )
+        record = pairs.record_ids[pairs.record_index[index]]
+        why = side.error[index] or "no row"
+        examples.append(f"{role} {record}/{pairs.question_ids[index]}: {why}")
+    return Coverage(
+        expected=pairs.n_questions,
+        baseline_failed=int(pairs.baseline.failed.sum()),
+        candidate_failed=int(pairs.candidate.failed.sum()),
+        valid=int((~either).sum()),
+        minimum=minimum,
+        examples=tuple(examples),
+    )
+
+
+def _superseded(
+    spec: JudgeSpec, pairs: PairedSet, source: StatisticsSource
+) -> SupersededVerdict | None:
+    old = spec.superseded
+    if old is None:
+        return None
+    evidence = Evidence(
+        gates=old.gates,
+        results=judge_gates(old.gates, source),
+        coverage=coverage_of(pairs, old.gates.coverage),
+        baseline=pairs.baseline.meta,
+        candidate=pairs.candidate.meta,
+    )
+    verdict, results = draw_verdict(evidence)
+    return SupersededVerdict(old, verdict, results)
+
+
+def _banners(prereg: Preregistration, superseded: SupersededVerdict | None) -> tuple[str, ...]:
+    found = []
+    if superseded is not None:
+        found.append(
+            f"{OTHER_GATES}: by the gate file {superseded.loaded.gates.name} "
+            f"{superseded.loaded.sha256[:12]} that this one replaces, the verdict is "
+            f"{superseded.verdict.word.upper()}"
+        )
+    if prereg.status == AFTER_RESULTS:
+        found.append("the gates were committed after the candidate was run")
+    return tuple(found)
+
+
+def _unpaired(
+    baseline: PredictionsMeta,
+    candidate: PredictionsMeta,
+    spec: JudgeSpec,
+    prereg: Preregistration,
+    error: PairingError,
+) -> CandidateReport:
+    verdict = Verdict(
+        word=INVALID,
+        sentence=f"Nothing can be said about {candidate.variant}: the predictions contradict "
+        "each other.",
+        reasons=(error.message, *error.faults),
+        next_step=error.fix or "predict both models again on the same set.",
+        more_questions=None,
+        banners=_banners(prereg, None),
+    )
+    coverage = Coverage(0, 0, 0, 0, spec.loaded.gates.coverage)
+    return CandidateReport(baseline, candidate, spec.loaded, prereg, coverage, None, (), verdict)

@@ -1,0 +1,156 @@
+"""Writes a report folder: the comparison of all candidates and one folder per candidate.
+
+The folder appears whole: it is filled beside its name and swapped in at the end, so that a
+reader never sees half a report, and an older report stays until the new one is complete.
+"""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clefq.errors import InputError
+from clefq.parity.compare import CandidateReport
+from clefq.parity.flips import flips_frame, flips_summary
+from clefq.parity.report_html import index_html, report_html
+from clefq.parity.report_json import Provenance, check_document, parity_document
+from clefq.parity.report_junit import junit_xml
+from clefq.parity.report_markdown import report_markdown
+from clefq.parity.report_plots import plots
+from clefq.parity.report_summary import Sizes, summary_document
+from clefq.store.atomic import disk_error, partial_path, write_json, write_text
+
+SUMMARY_FILE = "summary.json"
+BREAKDOWN_COLUMNS = (
+    "slice_key",
+    "slice",
+    "metric",
+    "estimate",
+    "lower",
+    "upper",
+    "confidence",
+    "method",
+    "bootstrap_lower",
+    "bootstrap_upper",
+    "n_questions",
+    "n_records",
+    "n_infinite",
+    "unit",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReportSpec:
+    """What a report folder says beyond the judged candidates.
+
+    Attributes:
+        provenance: How it was made.
+        sizes: Sizes and speeds of the models.
+        inconclusive_fails: Whether inconclusive gates are failures in JUnit.
+    """
+
+    provenance: Provenance
+    sizes: Sizes
+    inconclusive_fails: bool = True
+
+
+def write_reports(
+    folder: Path, reports: Sequence[CandidateReport], spec: ReportSpec
+) -> dict[str, Any]:
+    """Writes the report folder of one set and returns the value of `summary.json`.
+
+    Args:
+        folder: The report folder; an older report there is replaced.
+        reports: The judged candidates, in table order.
+        spec: What else it says.
+
+    Raises:
+        InputError: The folder holds something other than a report, or cannot be written.
+    """
+    with swapped_folder(folder) as partial:
+        documents = []
+        for report in reports:
+            target = partial / report.candidate.variant
+            documents.append(_write_candidate(target, report, spec))
+        summary = summary_document(documents, spec.sizes)
+        check_document(summary, "summary", SUMMARY_FILE)
+        write_json(partial / SUMMARY_FILE, summary)
+        write_text(partial / "index.html", index_html(summary))
+    return summary
+
+
+def _write_candidate(target: Path, report: CandidateReport, spec: ReportSpec) -> Mapping[str, Any]:
+    target.mkdir()
+    statistics = report.statistics
+    values = None if statistics is None else statistics.values
+    flips: dict[str, Any] = {}
+    if statistics is not None and values is not None:
+        flips = flips_summary(statistics.pairs, values)
+        frame = flips_frame(statistics.pairs, values)
+        frame.to_parquet(target / "flips.parquet", index=False, compression="zstd")
+    document = parity_document(report, flips, spec.provenance)
+    check_document(document, "parity", "parity.json")
+    write_json(target / "parity.json", document)
+    drawn = [] if values is None or statistics is None else plots(document, statistics, values)
+    write_text(target / "report.html", report_html(document, drawn))
+    write_text(target / "report.md", report_markdown(document))
+    junit = junit_xml(document, inconclusive_fails=spec.inconclusive_fails)
+    write_text(target / "junit.xml", junit)
+    write_breakdown(target / "breakdown.csv", document)
+    return document
+
+
+def write_breakdown(path: Path, document: Mapping[str, Any]) -> None:
+    """Writes every metric, overall and by slice, one row each."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(BREAKDOWN_COLUMNS)
+        for name, metrics in {"overall=": document["metrics"], **document["slices"]}.items():
+            key, _, value = name.partition("=")
+            for metric, figure in metrics.items():
+                writer.writerow([key, value, metric, *_breakdown_row(figure)])
+
+
+def _breakdown_row(figure: Mapping[str, Any]) -> Iterator[Any]:
+    boot = figure["bootstrap"] or {"lower": None, "upper": None}
+    flat = {**figure, "bootstrap_lower": boot["lower"], "bootstrap_upper": boot["upper"]}
+    for column in BREAKDOWN_COLUMNS[3:]:
+        yield flat[column]
+
+
+@contextmanager
+def swapped_folder(folder: Path) -> Iterator[Path]:
+    """Yields an empty folder to fill, and puts it in the place of `folder` at the end.
+
+    Raises:
+        InputError: `folder` is there and is no report folder, or the disk refuses.
+    """
+    if folder.exists() and not _replaceable(folder):
+        raise InputError(
+            f"{folder} is there and is not a report folder.", fix="choose another --out."
+        )
+    partial = partial_path(folder)
+    old = folder.parent / f".{folder.name}.old"
+    try:
+        for leftover in (partial, old):
+            if leftover.exists():
+                shutil.rmtree(leftover)
+        partial.mkdir(parents=True)
+        yield partial
+        if folder.exists():
+            folder.replace(old)
+        partial.replace(folder)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        raise disk_error(error, folder) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _replaceable(folder: Path) -> bool:
+    return folder.is_dir() and ((folder / SUMMARY_FILE).is_file() or not any(folder.iterdir()))

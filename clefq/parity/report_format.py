@@ -1,0 +1,66 @@
+"""Figures as text, one way in every report: terminal, Markdown and HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+NONE = "–"
+MARKS = {
+    "pass": "✓",
+    "fail": "✗",
+    "inconclusive": "?",
+    "not_gated": "·",
+    "invalid": "!",
+}
+
+
+def figure(value: float | None, unit: str = "fraction", *, signed: bool = False) -> str:
+    """A figure for people: shares in percent, differences of shares in points, nats as they are.
+
+    Args:
+        value: The figure, or None.
+        unit: `fraction`, or anything else for a plain number.
+        signed: Whether it is a difference, shown with its sign and in points.
+    """
+    if value is None:
+        return NONE
+    if unit != "fraction":
+        return f"{value:+.4f}" if signed else f"{value:.4f}"
+    return f"{100 * value:+.2f} pt" if signed else f"{100 * value:.2f}%"
+
+
+def interval(
+    lower: float | None, upper: float | None, unit: str = "fraction", *, signed: bool = False
+) -> str:
+    """An interval for people, without repeating the unit."""
+    if lower is None or upper is None:
+        return "no interval"
+    if unit != "fraction":
+        form = "+.4f" if signed else ".4f"
+        return f"[{lower:{form}}, {upper:{form}}]"
+    form = "+.2f" if signed else ".2f"
+    return f"[{100 * lower:{form}}, {100 * upper:{form}}]"
+
+
+def limit_text(gate: Mapping[str, Any], unit: str, *, signed: bool) -> str:
+    """A gate's limit with its sign, for example `≥ −2.00 pt`."""
+    sign = "≥" if gate["direction"] == "at_least" else "≤"
+    return f"{sign} {figure(gate_limit(gate), unit, signed=signed)}"
+
+
+def gate_limit(gate: Mapping[str, Any]) -> float:
+    """The value that a gate's deciding bound is compared with."""
+    if gate["bound"] is not None:
+        return float(gate["bound"])
+    return float(-gate["margin"] if gate["direction"] == "at_least" else gate["margin"])
+
+
+def count(value: int | None) -> str:
+    """A whole number with thousands separators."""
+    return NONE if value is None else f"{value:,}"
+
+
+def short_hash(value: str | None) -> str:
+    """The first 12 hex digits of a hash."""
+    return NONE if value is None else value[:12]

@@ -1,0 +1,173 @@
+"""`parity.json`: the canonical form of a report; every other file is a view of it.
+
+Built from a `CandidateReport` as plain JSON values, checked against the published schema before
+it is written and after it is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from clefq.errors import InputError
+from clefq.parity.compare import CandidateReport
+from clefq.parity.gate_files import LoadedGates
+from clefq.store.atomic import read_json
+from clefq.store.predictions import PredictionsMeta
+
+SCHEMA = "clefq.parity/1"
+SUMMARY_SCHEMA = "clefq.summary/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """How and when a report was made.
+
+    Attributes:
+        clefq_version: Version that judged.
+        created_at: RFC 3339, UTC.
+        judged_from: `predictions`, or `stored bounds` where a stored report was judged again.
+        versions: Package → version of what computed the figures.
+        command: The command line, for people.
+    """
+
+    clefq_version: str
+    created_at: str
+    judged_from: str
+    versions: Mapping[str, str]
+    command: str
+
+
+def parity_document(
+    report: CandidateReport, flips: Mapping[str, Any], provenance: Provenance
+) -> dict[str, Any]:
+    """The JSON value of `parity.json`; infinities become null.
+
+    Args:
+        report: The judged candidate.
+        flips: The object under `flips` (`clefq.parity.flips.flips_summary`).
+        provenance: How it was made.
+    """
+    statistics = report.statistics
+    document = {
+        "schema": SCHEMA,
+        "verdict": report.verdict.to_json(),
+        "eval_set": {
+            "name": report.candidate.eval_set,
+            "sha256": report.candidate.eval_set_sha256,
+        },
+        "baseline": _side(report.baseline, report.files.get("baseline")),
+        "candidate": _side(report.candidate, report.files.get("candidate")),
+        "coverage": report.coverage.to_json(),
+        "metrics": {}
+        if statistics is None
+        else {name: metric.to_json() for name, metric in statistics.metrics.items()},
+        "slices": {}
+        if statistics is None
+        else {
+            name: {key: metric.to_json() for key, metric in metrics.items()}
+            for name, metrics in statistics.slices.items()
+        },
+        "alarms": [alarm.to_json() for alarm in report.alarms],
+        "gates": [result.to_json() for result in report.results],
+        "gate_file": _gate_file(report),
+        "flips": dict(flips),
+        "noise_floor": report.noise_floor,
+        "policies": list(report.policies),
+        "provenance": asdict(provenance),
+    }
+    finite: dict[str, Any] = _finite(document)
+    return finite
+
+
+def _side(meta: PredictionsMeta, file: Any) -> dict[str, Any]:
+    return {**asdict(meta), "predictions": file}
+
+
+def _gate_file(report: CandidateReport) -> dict[str, Any]:
+    old = report.superseded
+    return {
+        **_gate_identity(report.loaded),
+        "preregistration": report.preregistration.to_json(),
+        "superseded": None
+        if old is None
+        else {
+            **_gate_identity(old.loaded),
+            "verdict": old.verdict.to_json(),
+            "gates": [result.to_json() for result in old.results],
+        },
+    }
+
+
+def _gate_identity(loaded: LoadedGates) -> dict[str, Any]:
+    return {
+        "name": loaded.gates.name,
+        "description": loaded.gates.description,
+        "sha256": loaded.sha256,
+        "bundled": loaded.bundled,
+        "bound": loaded.gates.bound,
+        "text": loaded.text,
+    }
+
+
+def _finite(value: Any) -> Any:
+    """The value with every infinity and NaN as null: JSON has no word for them."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return value
+
+
+@cache
+def load_schema(name: str) -> Mapping[str, Any]:
+    """A published JSON Schema: `parity` or `summary`."""
+    import json
+
+    text = files("clefq.parity").joinpath(f"schemas/{name}.schema.json").read_text("utf-8")
+    schema: dict[str, Any] = json.loads(text)
+    return schema
+
+
+def check_document(document: Any, name: str, where: str) -> None:
+    """Checks a document against a published schema.
+
+    Args:
+        document: The JSON value.
+        name: `parity` or `summary`.
+        where: The file's name, for the message.
+
+    Raises:
+        InputError: It does not follow the schema; lists every fault.
+    """
+    import jsonschema
+
+    validator = jsonschema.Draft202012Validator(load_schema(name))
+    faults = sorted(
+        f"{'/'.join(map(str, error.absolute_path)) or 'top level'}: {error.message[:160]}"
+        for error in validator.iter_errors(document)
+    )
+    if faults:
+        raise InputError(
+            f"{where} does not follow the schema of {name}.json.",
+            fix="make the report again with `clefq parity`.",
+            faults=faults,
+        )
+
+
+def read_parity(path: Path) -> dict[str, Any]:
+    """Reads and checks a `parity.json`.
+
+    Raises:
+        InputError: Missing, not JSON, or not of the schema.
+    """
+    document: dict[str, Any] = read_json(path)
+    check_document(document, "parity", str(path))
+    return document

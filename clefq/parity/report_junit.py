@@ -1,0 +1,95 @@
+"""JUnit form of a report: one test case per gate, for CI systems that show tests."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping
+from typing import Any
+
+_FORBIDDEN = {code: None for code in range(32) if code not in (9, 10, 13)}
+
+
+def junit_xml(document: Mapping[str, Any], *, inconclusive_fails: bool = True) -> str:
+    """The XML text of one report.
+
+    A failed gate is a failure, an inconclusive one too unless told otherwise, an invalid
+    comparison an error; not gated and advisory gates that do not pass are skipped.
+
+    Args:
+        document: A `parity.json` value.
+        inconclusive_fails: Whether inconclusive required gates count as failures.
+    """
+    verdict = document["verdict"]
+    name = f"clefq parity {document['candidate']['variant']} on {document['eval_set']['name']}"
+    suite = ET.Element("testsuite", name=_clean(name))
+    cases = [_coverage_case(document, suite)]
+    cases += [_gate_case(gate, suite, inconclusive_fails) for gate in document["gates"]]
+    cases.append(_verdict_case(verdict, suite, inconclusive_fails))
+    for attribute, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        suite.set(attribute, str(cases.count(tag)))
+    suite.set("tests", str(len(cases)))
+    suite.set("time", "0")
+    root = ET.Element("testsuites")
+    root.append(suite)
+    ET.indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ET.tostring(root, "unicode") + "\n"
+
+
+def _case(suite: ET.Element, name: str, outcome: str, message: str) -> str:
+    case = ET.SubElement(
+        suite, "testcase", classname=_clean(suite.get("name", "")), name=_clean(name), time="0"
+    )
+    if outcome in ("failure", "error", "skipped"):
+        ET.SubElement(case, outcome, message=_clean(message))
+    elif message:
+        ET.SubElement(case, "system-out").text = _clean(message)
+    return outcome
+
+
+def _coverage_case(document: Mapping[str, Any], suite: ET.Element) -> str:
+    coverage = document["coverage"]
+    sound = coverage["status"] == "pass"
+    text = f"{coverage['valid']} of {coverage['expected']} questions, at least "
+    text += f"{coverage['minimum']:g} of them are needed"
+    return _case(suite, "coverage", "passed" if sound else "error", text)
+
+
+def _gate_case(gate: Mapping[str, Any], suite: ET.Element, inconclusive_fails: bool) -> str:
+    text = gate_line(gate)
+    outcome = {
+        "pass": "passed",
+        "fail": "failure",
+        "inconclusive": "failure" if inconclusive_fails else "skipped",
+        "not_gated": "skipped",
+    }[gate["status"]]
+    if not gate["required"] and outcome == "failure":
+        outcome, text = "skipped", f"advisory: {text}"
+    return _case(suite, gate["name"], outcome, text)
+
+
+def _verdict_case(verdict: Mapping[str, Any], suite: ET.Element, inconclusive_fails: bool) -> str:
+    outcome = {
+        "pass": "passed",
+        "fail": "failure",
+        "inconclusive": "failure" if inconclusive_fails else "skipped",
+        "invalid": "error",
+    }[verdict["word"]]
+    text = " ".join([*verdict["banners"], verdict["sentence"], *verdict["reasons"]])
+    return _case(suite, "verdict", outcome, text)
+
+
+def gate_line(gate: Mapping[str, Any]) -> str:
+    """One gate in one line: figure, interval, limit and reason."""
+    sign = "≥" if gate["direction"] == "at_least" else "≤"
+    limit = gate["bound"]
+    if limit is None:
+        limit = -gate["margin"] if gate["direction"] == "at_least" else gate["margin"]
+    if gate["estimate"] is None or gate["lower"] is None or gate["upper"] is None:
+        return f"{gate['metric']} {sign} {limit:g}: {gate['status']}: {gate['reason']}"
+    figure = f"{gate['estimate']:.4f} [{gate['lower']:.4f}, {gate['upper']:.4f}]"
+    return f"{gate['metric']} {figure}, needs {sign} {limit:g}: {gate['status']}: {gate['reason']}"
+
+
+def _clean(text: str) -> str:
+    """Text without the control characters that XML 1.0 cannot hold."""
+    return text.translate(_FORBIDDEN)

@@ -1,0 +1,136 @@
+"""The edge of parity: reads predictions and gates, asks git and the clock, writes the reports."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from clefq import __version__
+from clefq.console import Console
+from clefq.errors import PredictionsError
+from clefq.parity.compare import CandidateReport, JudgeSpec, judge_candidate
+from clefq.parity.gate_files import load_gates
+from clefq.parity.preregistration import find_superseded, git_evidence
+from clefq.parity.report_files import ReportSpec, write_reports
+from clefq.parity.report_json import Provenance
+from clefq.parity.report_summary import Sizes
+from clefq.store.atomic import sha256_file
+from clefq.store.predictions import Predictions, read_predictions
+
+PACKAGES = ("numpy", "scipy", "pandas", "pyarrow")
+FROM_PREDICTIONS = "predictions"
+FROM_BOUNDS = "stored bounds"
+
+
+@dataclass(frozen=True, slots=True)
+class SetJob:
+    """One comparison on one set.
+
+    Attributes:
+        baseline: The baseline's predictions file.
+        candidates: The candidates' predictions files, in table order.
+        out: The report folder to write.
+        replicates: Further predictions of the baseline, for the noise floor.
+        sizes: Sizes and speeds of the models, by variant.
+        inconclusive_fails: Whether inconclusive gates are failures in JUnit.
+    """
+
+    baseline: Path
+    candidates: tuple[Path, ...]
+    out: Path
+    replicates: tuple[Path, ...] = ()
+    sizes: Sizes = field(default_factory=Sizes)
+    inconclusive_fails: bool = True
+
+
+def load_spec(gates: str) -> JudgeSpec:
+    """Reads a gate file, what it supersedes, and what git says about it.
+
+    Args:
+        gates: Path, or the name of a bundled template.
+
+    Raises:
+        GateFileError: The file, or the one it supersedes, is missing or at fault.
+    """
+    loaded = load_gates(gates)
+    return JudgeSpec(
+        loaded=loaded,
+        evidence=git_evidence(loaded.path),
+        superseded=find_superseded(loaded),
+        threads=os.cpu_count() or 1,
+    )
+
+
+def judge_set(job: SetJob, spec: JudgeSpec, console: Console) -> dict[str, Any]:
+    """Judges all candidates of a set, writes the report folder, returns its summary.
+
+    Raises:
+        PredictionsError: A file is unusable, or the files are of different sets.
+    """
+    baseline = read_predictions(job.baseline)
+    replicates = [read_predictions(path) for path in job.replicates]
+    candidates = [read_predictions(path) for path in job.candidates]
+    _check_sets(baseline, [*replicates, *candidates])
+    reports = []
+    with console.progress("judge", len(candidates)) as advance:
+        for candidate in candidates:
+            report = judge_candidate(baseline, candidate, spec, replicates)
+            reports.append(_with_files(report, job, baseline, candidate))
+            advance(1)
+    report_spec = ReportSpec(provenance(FROM_PREDICTIONS), job.sizes, job.inconclusive_fails)
+    return write_reports(job.out, reports, report_spec)
+
+
+def provenance(judged_from: str) -> Provenance:
+    """How and when a report is made: now, here, by this command line."""
+    versions = {"python": platform.python_version()}
+    versions |= {package: version(package) for package in PACKAGES}
+    return Provenance(
+        clefq_version=__version__,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        judged_from=judged_from,
+        versions=versions,
+        command=" ".join(["clefq", *sys.argv[1:]]),
+    )
+
+
+def _check_sets(baseline: Predictions, others: Sequence[Predictions]) -> None:
+    """All files before any figure: a comparison is refused whole, not half-way through."""
+    wrong = [
+        f"{other.path}: {other.meta.eval_set} {other.meta.eval_set_sha256[:12]}"
+        for other in others
+        if other.meta.eval_set_sha256 != baseline.meta.eval_set_sha256
+    ]
+    if wrong:
+        raise PredictionsError(
+            f"predictions of different sets cannot be compared; {baseline.path} is of "
+            f"{baseline.meta.eval_set} {baseline.meta.eval_set_sha256[:12]}, but:",
+            fix="predict every model on the same set.",
+            faults=wrong,
+        )
+
+
+def _with_files(
+    report: CandidateReport, job: SetJob, baseline: Predictions, candidate: Predictions
+) -> CandidateReport:
+    files = {
+        role: {
+            # Relative to parity.json's folder, so that the run folder can move.
+            "path": _relative(predictions.path, job.out / report.candidate.variant),
+            "sha256": sha256_file(predictions.path),
+        }
+        for role, predictions in (("baseline", baseline), ("candidate", candidate))
+        if predictions.path is not None
+    }
+    return replace(report, files=files)
+
+
+def _relative(path: Path, start: Path) -> str:
+    return Path(os.path.relpath(path.resolve(), start.resolve())).as_posix()
