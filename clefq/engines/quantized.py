@@ -15,6 +15,7 @@ be served, with a warning that names `clefq repair`.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -82,40 +83,38 @@ def find_layers(checkpoint: Checkpoint) -> dict[str, LayerKind]:
     config = checkpoint.quantization_config or {}
     if config.get("kv_cache_scheme"):
         raise CheckpointError(f"{checkpoint.folder} quantizes the KV cache.", fix=_FIX)
+    leaves: dict[str, set[str]] = defaultdict(set)
+    for name in checkpoint.tensors:
+        module, _, leaf = name.rpartition(".")
+        leaves[module].add(leaf)
     layers: dict[str, LayerKind] = {}
     faults: list[str] = []
-    for name, info in checkpoint.tensors.items():
-        module, _, leaf = name.rpartition(".")
-        if leaf == "weight_packed":
-            both = f"{module}.input_global_scale" in checkpoint.tensors
-            layers[module] = "nvfp4" if both else "nvfp4a16"
-        elif leaf == "weight" and info.dtype == "F8_E4M3":
-            kind = _fp8_kind(checkpoint, module, config)
-            if kind is None:
-                faults.append(f"{module}: FP8 weights with these activations are not simulated")
-            else:
-                layers[module] = kind
-        elif leaf in ("weight_zero_point", "weight_shape", "weight_g_idx"):
-            faults.append(f"{module}: integer formats are not simulated")
-    faults += [
-        fault for module, kind in layers.items() for fault in _gaps(checkpoint, module, kind)
-    ]
+    for module, present in leaves.items():
+        kind = _kind(checkpoint, module, present)
+        if kind == "unknown":
+            faults.append(f"{module}: this format or its activations are not simulated")
+        elif kind is not None:
+            layers[module] = kind
+            faults += _gaps(checkpoint, module, kind, present)
     if faults:
         raise CheckpointError(f"{checkpoint.folder}: {faults[0]}.", fix=_FIX, faults=faults[1:5])
     return layers
 
 
-def _fp8_kind(checkpoint: Checkpoint, module: str, config: Mapping[str, Any]) -> LayerKind | None:
-    if f"{module}.input_scale" in checkpoint.tensors:
+def _kind(
+    checkpoint: Checkpoint, module: str, present: set[str]
+) -> LayerKind | Literal["unknown"] | None:
+    if present & {"weight_zero_point", "weight_shape", "weight_g_idx"}:
+        return "unknown"
+    if "weight_packed" in present:
+        return "nvfp4" if "input_global_scale" in present else "nvfp4a16"
+    if "weight" not in present or checkpoint.tensors[f"{module}.weight"].dtype != "F8_E4M3":
+        return None
+    if "input_scale" in present:
         return "fp8-static"
-    activations = _activations(config, module)
-    if (
-        activations
-        and activations.get("dynamic") is True
-        and activations.get("strategy") == "token"
-    ):
-        return "fp8"
-    return None
+    activations = _activations(checkpoint.quantization_config or {}, module) or {}
+    per_token = activations.get("dynamic") is True and activations.get("strategy") == "token"
+    return "fp8" if per_token else "unknown"
 
 
 def _activations(config: Mapping[str, Any], module: str) -> Mapping[str, Any] | None:
@@ -136,12 +135,10 @@ def _matches(target: str, module: str) -> bool:
     return target == "Linear" or target == module or module.endswith(f".{target}")
 
 
-def _gaps(checkpoint: Checkpoint, module: str, kind: LayerKind) -> list[str]:
-    found = [
-        f"{module} lacks {leaf}"
-        for leaf in _TENSORS[kind]
-        if f"{module}.{leaf}" not in checkpoint.tensors
-    ]
+def _gaps(checkpoint: Checkpoint, module: str, kind: LayerKind, present: set[str]) -> list[str]:
+    known = set(_TENSORS[kind])
+    found = [f"{module} lacks {leaf}" for leaf in _TENSORS[kind] if leaf not in present]
+    found += [f"{module} has an unknown tensor {leaf}" for leaf in present - known - {"bias"}]
     scale = checkpoint.tensors.get(f"{module}.weight_scale")
     if kind in ("nvfp4", "nvfp4a16") and scale is not None and scale.dtype != "F8_E4M3":
         found.append(f"{module}: group scales of type {scale.dtype} are not simulated")

@@ -25,6 +25,7 @@ E2M1_MAX = 6.0
 E4M3_MAX = 448.0
 # Smallest per-token FP8 scale of vLLM's kernels: keeps the division finite on all-zero rows.
 MIN_FP8_SCALE = 1.0 / (E4M3_MAX * 512.0)
+_E4M3_MIN_EXPONENT = -6
 _E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -58,8 +59,18 @@ def round_to_e2m1(values: Tensor) -> Tensor:
 
 
 def round_to_e4m3(values: Tensor) -> Tensor:
-    """Rounds to the nearest E4M3 value, ties to even, saturating at ±448; keeps the dtype."""
-    return values.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).to(values.dtype)
+    """Rounds to the nearest E4M3 value, ties to even, saturating at ±448; keeps the dtype.
+
+    Args:
+        values: float32 or float64, any shape.
+    """
+    values = values.clamp(-E4M3_MAX, E4M3_MAX)
+    if values.dtype != torch.float64:
+        return values.to(torch.float8_e4m3fn).to(values.dtype)
+    # The cast would round twice, to FP32 first: place the value on its exponent's grid instead.
+    exponent = torch.frexp(values).exponent - 1
+    step = torch.ldexp(torch.ones_like(values), exponent.clamp(min=_E4M3_MIN_EXPONENT) - 3)
+    return (values / step).round() * step
 
 
 def quantize_nvfp4(inputs: Tensor, global_scale: Tensor) -> Tensor:
