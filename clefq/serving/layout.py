@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from clefq.clef.encoding import Encoded
@@ -22,7 +22,6 @@ LAYOUT_VERSION = 1
 TYPE_COUNT = 3
 
 _KEYS = frozenset({"version", "types", "question_spans", "option_counts", "option_spans"})
-_T = TypeVar("_T")
 
 Span = tuple[int, int]
 
@@ -101,7 +100,7 @@ def parse_layout(extra_kwargs: object, prompt_length: int) -> Layout:
     return Layout(types=types, question_spans=questions, option_spans=grouped)
 
 
-def split_flat(flat: Sequence[_T], encoded: Encoded) -> dict[str, Sequence[_T]]:
+def split_flat(flat: Any, encoded: Encoded) -> dict[str, Any]:
     """Splits an engine's flat output into one slice per question, options in prompt order.
 
     Args:
@@ -118,7 +117,7 @@ def split_flat(flat: Sequence[_T], encoded: Encoded) -> dict[str, Sequence[_T]]:
             f"the engine returned {len(flat)} values for {sum(counts)} options"
             + ("; it refused the layout" if len(flat) == 0 else "")
         )
-    slices: dict[str, Sequence[_T]] = {}
+    slices = {}
     start = 0
     for question, count in zip(encoded.questions, counts, strict=True):
         slices[question.id] = flat[start : start + count]

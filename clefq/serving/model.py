@@ -50,7 +50,8 @@ class ClefqForJointSchema(Qwen3_5ForConditionalGeneration):
         check_format(model.model)
         subfolder = head_subfolder(model.model)
         config = head_config(model.model, getattr(model.hf_config, "joint_head_config", None))
-        head = JointHead(config).to(dtype=model.dtype)
+        # FP32 over BF16-valued weights: the head rounds nothing that a gate could trip over
+        head = JointHead(config).float()
         self.pooler = JointHeadPooler(head.eval(), self._embed_rows)
         self.secondary_weights = [
             DefaultModelLoader.Source(

@@ -48,7 +48,7 @@ class Clef:
 
     Args:
         model: Checkpoint folder, or a hub id with optional `@revision`.
-        settings: See `ServeSettings`.
+        settings: See `ServeSettings`; its defaults when None.
         quiet: Keep vLLM's own log below errors.
 
     Raises:
@@ -59,16 +59,16 @@ class Clef:
     def __init__(
         self,
         model: str | Path,
-        settings: ServeSettings = ServeSettings(),
+        settings: ServeSettings | None = None,
         *,
         quiet: bool = True,
     ) -> None:
         folder = resolve_model(str(model))
         self.checkpoint = open_checkpoint(folder)
-        self.settings = settings
+        self.settings = settings or ServeSettings()
         self.tokenizer = PromptTokenizer.from_folder(folder)
         self._images: Any = None
-        self.runtime = Runtime(folder, settings, quiet=quiet)
+        self.runtime = Runtime(folder, self.settings, quiet=quiet)
 
     def __enter__(self) -> Clef:
         return self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from clefq.errors import MissingDependencyError
 from clefq.serving.layout import TASK, schema_layout
+from clefq.serving.plugin import register
 from clefq.serving.settings import ServeSettings, engine_arguments
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ class Runtime:
             from vllm.platforms import current_platform
         except ImportError as error:
             raise MissingDependencyError("vLLM", INSTALL) from error
+        # vLLM finds the plugin by itself where clefq is installed; from a bare checkout it cannot
+        register()
         self.folder = folder
         self.settings = settings
         self.version = str(vllm.__version__)
@@ -95,6 +98,11 @@ class Runtime:
             )
             for output in outputs
         ]
+
+    def apply_model(self, function: Callable[[Any], Any]) -> list[Any]:
+        """Calls `function` with the loaded model, in every process that holds a part of it."""
+        results: list[Any] = self._llm.apply_model(function)
+        return results
 
     def close(self) -> None:
         """Frees the model; harmless when called twice."""

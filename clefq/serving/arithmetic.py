@@ -1,0 +1,83 @@
+"""What arithmetic an engine in fact runs: read off the loaded layers, not off the config."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from clefq.serving.runtime import Runtime
+
+Arithmetic = Literal["bf16", "w8a8", "w4a16", "w4a4"]
+Kernels = Literal["real", "simulated"]
+
+_COARSEST_FIRST: tuple[Arithmetic, ...] = ("w4a4", "w4a16", "w8a8", "bf16")
+# Kernels that keep activations in BF16 whatever the checkpoint says.
+_WEIGHT_ONLY = ("Marlin", "W4A16", "WeightOnly", "A16")
+_EMULATED = ("Emulation", "CpuNvFp4")
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """What ran.
+
+    Attributes:
+        arithmetic: The coarsest matrix arithmetic among the layers.
+        kernels: `simulated` where an emulation stands in for a kernel.
+        detail: Kernel names with their number of layers, most frequent first.
+    """
+
+    arithmetic: Arithmetic
+    kernels: Kernels
+    detail: str
+
+
+def executed(runtime: Runtime) -> Executed:
+    """Asks the engine's layers which kernels they hold."""
+    found: list[str] = runtime.apply_model(describe_layers)[0]
+    return summarize(found)
+
+
+def summarize(kernels: list[str]) -> Executed:
+    """Turns the layers' kernel names into what goes into a predictions file.
+
+    Args:
+        kernels: `scheme/kernel` per linear layer, as `describe_layers` gives them.
+    """
+    counts = Counter(kernels)
+    arithmetic = {arithmetic_of(kernel) for kernel in counts} or {"bf16"}
+    simulated = any(word in kernel for kernel in counts for word in _EMULATED)
+    return Executed(
+        arithmetic=next(kind for kind in _COARSEST_FIRST if kind in arithmetic),
+        kernels="simulated" if simulated else "real",
+        detail=", ".join(f"{name} ×{count}" for name, count in counts.most_common()),
+    )
+
+
+def arithmetic_of(kernel: str) -> Arithmetic:
+    """Arithmetic of one `scheme/kernel` name."""
+    scheme, _, name = kernel.partition("/")
+    if "Fp4" in scheme or "NvFp4" in name:
+        weight_only = any(word in name or word in scheme for word in _WEIGHT_ONLY)
+        return "w4a16" if weight_only else "w4a4"
+    if "Fp8" in scheme or "FP8" in scheme:
+        return "w8a8"
+    return "bf16"
+
+
+def describe_layers(model: Any) -> list[str]:
+    """`scheme/kernel` of every linear layer of the language model (runs inside the engine)."""
+    found = []
+    for name, module in model.named_modules():
+        method = getattr(module, "quant_method", None)
+        if method is None or not hasattr(module, "weight") or name.startswith("visual."):
+            continue
+        scheme = getattr(module, "scheme", None)
+        if scheme is None:
+            if "Linear" in type(module).__name__:
+                found.append(f"{type(method).__name__}/")
+            continue
+        kernel = getattr(scheme, "kernel", None) or getattr(scheme, "fp8_linear", None)
+        found.append(f"{type(scheme).__name__}/{type(kernel).__name__}")
+    return found
