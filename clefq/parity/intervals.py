@@ -175,7 +175,7 @@ def _tango_upper(gained: float, lost: float, size: float, z: float) -> float:
 
 def _tango_score(gained: float, lost: float, size: float, delta: float) -> float:
     """The score statistic at a difference δ, with the nuisance share at its restricted MLE."""
-    b = (2 * size + gained - lost) * delta - (gained + lost)
+    b = (2 * size - gained + lost) * delta - (gained + lost)
     # the MLE of the lost share solves 2n·x² + b·x − lost·δ·(1 − δ) = 0
     root = math.sqrt(max(0.0, b * b + 8 * size * lost * delta * (1 - delta)))
     share = (root - b) / (4 * size)
