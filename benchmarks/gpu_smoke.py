@@ -132,7 +132,7 @@ def with_vllm(folder: Path, records: list, options: argparse.Namespace) -> dict:
     if lost:
         raise SystemExit(f"no answer for {len(lost)} records, first {lost[0]}")
     few = prompts[:16]
-    alone = [list(clef.answered([prompt]))[0] for prompt in few]
+    alone = [next(iter(clef.answered([prompt]))) for prompt in few]
     turned = list(clef.answered(prompts[::-1]))[::-1]
     ran = executed(clef.runtime)
     return {
