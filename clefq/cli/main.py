@@ -29,6 +29,7 @@ COMMANDS: dict[str, str] = {
     "quantize": "quantize",
     "predict": "predict",
     "parity": "parity",
+    "gate": "gate",
     "audit": "audit",
 }
 

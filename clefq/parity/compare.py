@@ -250,7 +250,7 @@ def _unpaired(
         sentence=f"Nothing can be said about {candidate.variant}: the predictions contradict "
         "each other.",
         reasons=(error.message, *error.faults),
-        next_step=error.fix or "predict both models again on the same set.",
+        next_step="Predict both models again on the same set, with the same clefq.",
         more_questions=None,
         banners=_banners(prereg, None),
     )

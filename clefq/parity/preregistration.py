@@ -87,7 +87,7 @@ def assess(loaded: LoadedGates, evidence: GitEvidence, predicted_at: str) -> Pre
     sha, time = (commit.sha, commit.time) if commit else (None, None)
     if not loaded.gates.bound:
         sentence = "Not pre-registered: the gate file is a template, bound to no set and baseline."
-        return Preregistration(TEMPLATE, sentence, sha, time, predicted_at)
+        return Preregistration(TEMPLATE, sentence, None, None, predicted_at)
     if evidence.doubt is not None or commit is None:
         sentence = f"Unproven whether the gates came first: {evidence.doubt}."
         return Preregistration(UNPROVEN, sentence, sha, time, predicted_at)

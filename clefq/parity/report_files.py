@@ -99,7 +99,7 @@ def _write_candidate(target: Path, report: CandidateReport, spec: ReportSpec) ->
     drawn = [] if values is None or statistics is None else plots(document, statistics, values)
     write_text(target / "report.html", report_html(document, drawn))
     write_text(target / "report.md", report_markdown(document))
-    junit = junit_xml(document, inconclusive_fails=spec.inconclusive_fails)
+    junit = junit_xml([document], inconclusive_fails=spec.inconclusive_fails)
     write_text(target / "junit.xml", junit)
     write_breakdown(target / "breakdown.csv", document)
     return document

@@ -26,8 +26,8 @@ def figure(value: float | None, unit: str = "fraction", *, signed: bool = False)
     if value is None:
         return NONE
     if unit != "fraction":
-        return f"{value:+.4f}" if signed else f"{value:.4f}"
-    return f"{100 * value:+.2f} pt" if signed else f"{100 * value:.2f}%"
+        return _minus(f"{value:+.4f}" if signed else f"{value:.4f}")
+    return _minus(f"{100 * value:+.2f} pt" if signed else f"{100 * value:.2f}%")
 
 
 def interval(
@@ -38,9 +38,14 @@ def interval(
         return "no interval"
     if unit != "fraction":
         form = "+.4f" if signed else ".4f"
-        return f"[{lower:{form}}, {upper:{form}}]"
+        return _minus(f"[{lower:{form}}, {upper:{form}}]")
     form = "+.2f" if signed else ".2f"
-    return f"[{100 * lower:{form}}, {100 * upper:{form}}]"
+    return _minus(f"[{100 * lower:{form}}, {100 * upper:{form}}]")
+
+
+def _minus(text: str) -> str:
+    """A true minus sign: a hyphen before a figure is easily missed."""
+    return text.replace("-", "−")
 
 
 def limit_text(gate: Mapping[str, Any], unit: str, *, signed: bool) -> str:

@@ -30,14 +30,6 @@ from clefq.parity.report_markdown import SHOWN
 from clefq.parity.report_plots import Plot
 from clefq.parity.svg import Interval, interval_bar
 
-WORDS = {
-    "pass": "passes",
-    "fail": "fails",
-    "inconclusive": "is inconclusive",
-    "invalid": "is invalid",
-    "not_gated": "not gated",
-}
-
 
 def report_html(document: Mapping[str, Any], plots: Sequence[Plot]) -> str:
     """The page of one candidate.

@@ -3,36 +3,40 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _FORBIDDEN = {code: None for code in range(32) if code not in (9, 10, 13)}
 
 
-def junit_xml(document: Mapping[str, Any], *, inconclusive_fails: bool = True) -> str:
-    """The XML text of one report.
+def junit_xml(documents: Sequence[Mapping[str, Any]], *, inconclusive_fails: bool = True) -> str:
+    """The XML text of reports, one test suite per candidate and set.
 
     A failed gate is a failure, an inconclusive one too unless told otherwise, an invalid
     comparison an error; not gated and advisory gates that do not pass are skipped.
 
     Args:
-        document: A `parity.json` value.
+        documents: `parity.json` values.
         inconclusive_fails: Whether inconclusive required gates count as failures.
     """
-    verdict = document["verdict"]
+    root = ET.Element("testsuites")
+    for document in documents:
+        root.append(_suite(document, inconclusive_fails))
+    ET.indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ET.tostring(root, "unicode") + "\n"
+
+
+def _suite(document: Mapping[str, Any], inconclusive_fails: bool) -> ET.Element:
     name = f"clefq parity {document['candidate']['variant']} on {document['eval_set']['name']}"
     suite = ET.Element("testsuite", name=_clean(name))
     cases = [_coverage_case(document, suite)]
     cases += [_gate_case(gate, suite, inconclusive_fails) for gate in document["gates"]]
-    cases.append(_verdict_case(verdict, suite, inconclusive_fails))
+    cases.append(_verdict_case(document["verdict"], suite, inconclusive_fails))
     for attribute, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
         suite.set(attribute, str(cases.count(tag)))
     suite.set("tests", str(len(cases)))
     suite.set("time", "0")
-    root = ET.Element("testsuites")
-    root.append(suite)
-    ET.indent(root)
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + ET.tostring(root, "unicode") + "\n"
+    return suite
 
 
 def _case(suite: ET.Element, name: str, outcome: str, message: str) -> str:

@@ -171,7 +171,7 @@ def distances(values: FloatArray, floor: FloatArray | None, name: str) -> Plot |
             point = (float(value), 1 - level / 100)
             body += [
                 canvas.dot(point, "pt main"),
-                canvas.label(point, f"p{level} {value:.2g}", "start", 8),
+                canvas.label(point, f"p{level} {value:.2g}", _anchor(canvas, point), 8),
             ]
     text = ", ".join(f"p{k} {v:.3g}" for k, v in zip((50, 90, 99), quantiles, strict=True))
     against = (
@@ -184,6 +184,11 @@ def distances(values: FloatArray, floor: FloatArray | None, name: str) -> Plot |
         f"Share of questions beyond each distance.{against}",
         canvas.draw(f"Distribution of {name}", text, body),
     )
+
+
+def _anchor(canvas: Canvas, point: tuple[float, float]) -> str:
+    """Text runs towards the middle of the picture."""
+    return "end" if canvas.x.place(point[0]) > 0.8 else "start"
 
 
 def _survival(values: FloatArray, top: float) -> list[tuple[float, float]]:
@@ -274,6 +279,7 @@ def risk_coverage(values: QuestionValues) -> Plot | None:
         Axis(0, min(1.0, top), "errors among them", percent=True),
     )
     body = [canvas.line(points, f"curve {style}") for _, style, points in curves]
+    body += [canvas.label(points[-1], role, "end", 8) for role, _, points in curves]
     text = "; ".join(f"{role}: {points[-1][1]:.4f} at full coverage" for role, _, points in curves)
     return Plot(
         "What does abstaining buy?",

@@ -11,8 +11,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from clefq.errors import ExitCode
+from clefq.parity.cards import find_card
 from clefq.parity.gate_schema import GateFile
 from clefq.parity.gates import FAIL, INCONCLUSIVE, NOT_GATED, PASS, GateResult
+from clefq.parity.report_format import figure, interval, limit_text
 from clefq.store.predictions import PredictionsMeta
 
 INVALID = "invalid"
@@ -182,7 +184,7 @@ def draw_verdict(evidence: Evidence) -> tuple[Verdict, tuple[GateResult, ...]]:
     faults = binding_faults(evidence.gates, evidence.baseline, evidence.candidate)
     name = evidence.candidate.variant
     if faults:
-        step = "judge the predictions that the gate file is bound to, or freeze a new gate file."
+        step = "Judge the predictions that the gate file is bound to, or freeze a new gate file."
         sentence = f"Nothing can be said about {name}: the gate file is bound to other inputs."
         return Verdict(INVALID, sentence, faults, step, None, banners), results
     if not evidence.coverage.sound:
@@ -198,31 +200,34 @@ def draw_verdict(evidence: Evidence) -> tuple[Verdict, tuple[GateResult, ...]]:
     sentence = f"{name} meets {'all ' if count > 1 else 'the '}{count} required " + (
         "gates." if count > 1 else "gate."
     )
-    step = "ship it, and keep this report with the checkpoint."
+    step = "Ship it, and keep this report with the checkpoint."
     return Verdict(PASS, sentence, (), step, None, banners), results
 
 
 def describe(result: GateResult) -> str:
-    """A gate with its figure and limit, for reasons: `accuracy: -0.031 [...] against -0.020`."""
-    sign = "≥" if result.direction == "at_least" else "≤"
-    limit = f"{sign} {result.limit:.4g}"
+    """A gate in one line: its figure, interval, limit and reason, in percent and points."""
+    card = find_card(result.metric)
+    unit = card.unit if card is not None else ""
+    signed = result.margin is not None
+    needs = limit_text(result.to_json(), unit, signed=signed)
     if result.estimate is None or result.lower is None or result.upper is None:
-        return f"{result.name} ({limit}): {result.reason}"
-    figure = f"{result.estimate:.4g} [{result.lower:.4g}, {result.upper:.4g}]"
-    return f"{result.name}: {figure}, needs {limit}: {result.reason}"
+        return f"{result.name} needs {needs}: {result.reason}"
+    shown = figure(result.estimate, unit, signed=signed)
+    bounds = interval(result.lower, result.upper, unit, signed=signed)
+    return f"{result.name}: {shown} {bounds}, needs {needs}: {result.reason}"
 
 
 def _uncovered(evidence: Evidence, banners: tuple[str, ...]) -> Verdict:
     coverage = evidence.coverage
     name = evidence.candidate.variant
     reasons = (
-        f"coverage {coverage.share:.4f} is below {coverage.minimum:.4f}: "
+        f"coverage {figure(coverage.share)} is below {figure(coverage.minimum)}: "
         f"{coverage.expected - coverage.valid} of {coverage.expected} questions lack a valid "
         f"answer (baseline {coverage.baseline_failed}, candidate {coverage.candidate_failed})",
         *coverage.examples,
     )
     sentence = f"Nothing can be said about {name}: too many answers are missing or broken."
-    step = "find out why these answers failed, then run `clefq predict` again."
+    step = "Find out why these answers failed, then run `clefq predict` again."
     return Verdict(INVALID, sentence, reasons, step, None, banners)
 
 
@@ -231,7 +236,7 @@ def _failed(
 ) -> Verdict:
     name = evidence.candidate.variant
     sentence = f"{name} breaks {len(failed)} of {required} required gates."
-    step = "do not ship it; `clefq sensitivity` shows which layers to keep in higher precision."
+    step = "Do not ship it; `clefq sensitivity` shows which layers to keep in higher precision."
     return Verdict(FAIL, sentence, tuple(map(describe, failed)), step, None, banners)
 
 
@@ -244,14 +249,14 @@ def _open(
     name = evidence.candidate.variant
     if not any(result.required for result in evidence.results):
         sentence = f"Nothing was asked of {name}: the gate file has no required gate."
-        step = "add a required gate to the gate file."
+        step = "Add a required gate to the gate file."
         return Verdict(INCONCLUSIVE, sentence, ("no required gate",), step, None, banners)
     sentence = f"Neither proven nor disproven: {name} may meet the gates, the evidence is short."
     undecided = tuple(describe(r) for r in open_gates if r.reason not in limits)
     more, step = _more(open_gates)
     if limits:
         sentence = f"{name} was not run as it would be in production, so it cannot pass."
-        step = "predict again where the real arithmetic runs (`clefq doctor` says where)."
+        step = "Predict again where the real arithmetic runs (`clefq doctor` says where)."
     return Verdict(INCONCLUSIVE, sentence, (*limits, *undecided), step, more, banners)
 
 
@@ -264,12 +269,12 @@ def _more(open_gates: Sequence[GateResult]) -> tuple[int | None, str]:
     ]
     if not gaps or len(gaps) < len(undecided):
         return None, (
-            "more questions alone will hardly settle it: a figure lies at its limit or has no "
+            "More questions alone will hardly settle it: a figure lies at its limit or has no "
             "data; see the open gates."
         )
     more = max(gaps)
     return more, (
-        f"add about {more:,} questions to the set (80% power if the figures stay), "
+        f"Add about {more:,} questions to the set (80% power if the figures stay), "
         "then predict and judge again."
     )
 

@@ -1,0 +1,250 @@
+"""Judges stored reports again: from the predictions where they lie, else from stored bounds.
+
+A report is judged against the gate file that it embeds. Judged from stored bounds the verdict is
+labelled so: nobody can check the figures behind it without the predictions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from clefq.errors import InputError
+from clefq.parity.compare import OTHER_GATES, CandidateReport, JudgeSpec, judge_candidate
+from clefq.parity.gate_files import LoadedGates
+from clefq.parity.gate_parsing import parse_gates
+from clefq.parity.gates import OVERALL, FigureQuery, judge_gates
+from clefq.parity.metric import Metric
+from clefq.parity.preregistration import (
+    AFTER_RESULTS,
+    PREREGISTERED,
+    Commit,
+    GitEvidence,
+    Preregistration,
+)
+from clefq.parity.report_json import parity_document, read_parity
+from clefq.parity.run import FROM_BOUNDS, FROM_PREDICTIONS, provenance
+from clefq.parity.verdict import INVALID, Coverage, Evidence, draw_verdict
+from clefq.store.atomic import sha256_bytes, sha256_file
+from clefq.store.predictions import PredictionsMeta, read_predictions
+
+STORED_BANNER = "judged from stored bounds: the predictions behind them are not here"
+CHANGED_BANNER = "judged from stored bounds: the predictions were changed after the report"
+REPORT_FILE = "parity.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Rejudged:
+    """A report judged again.
+
+    Attributes:
+        path: Its `parity.json`.
+        document: The `parity.json` value as it would be written now.
+        stored_word: The verdict that the file holds.
+        judged_from: `predictions` or `stored bounds`.
+    """
+
+    path: Path
+    document: Mapping[str, Any]
+    stored_word: str
+    judged_from: str
+
+    @property
+    def word(self) -> str:
+        """The verdict now."""
+        return str(self.document["verdict"]["word"])
+
+
+def find_reports(target: Path) -> list[Path]:
+    """Every `parity.json` at or under `target`.
+
+    Raises:
+        InputError: There is none.
+    """
+    if target.is_file():
+        return [target]
+    found = sorted(
+        path
+        for path in target.rglob(REPORT_FILE)
+        if not any(part.startswith(".") for part in path.relative_to(target).parts)
+    )
+    if not found:
+        raise InputError(
+            f"{target} holds no {REPORT_FILE}.", fix="make a report with `clefq parity`."
+        )
+    return found
+
+
+def rejudge(path: Path) -> Rejudged:
+    """Judges one report again.
+
+    Raises:
+        InputError: The file is no report, or its gate file does not match its hash.
+    """
+    document = read_parity(path)
+    stored = str(document["verdict"]["word"])
+    loaded = _embedded_gates(document["gate_file"], path)
+    files, changed = _predictions_of(document, path)
+    if files is None:
+        banner = CHANGED_BANNER if changed else STORED_BANNER
+        return Rejudged(path, _from_bounds(document, loaded, banner), stored, FROM_BOUNDS)
+    baseline, candidate = (read_predictions(file) for file in files)
+    spec = JudgeSpec(
+        loaded=loaded, evidence=_evidence(document), superseded=_superseded(document, path)
+    )
+    report = judge_candidate(baseline, candidate, spec)
+    report = replace(
+        report,
+        preregistration=Preregistration(**document["gate_file"]["preregistration"]),
+        files={role: document[role]["predictions"] for role in ("baseline", "candidate")},
+    )
+    return Rejudged(path, _document(report), stored, FROM_PREDICTIONS)
+
+
+def _document(report: CandidateReport) -> dict[str, Any]:
+    from clefq.parity.flips import flips_summary
+
+    statistics = report.statistics
+    flips = {} if statistics is None else flips_summary(statistics.pairs, statistics.values)
+    return parity_document(report, flips, provenance(FROM_PREDICTIONS))
+
+
+def _embedded_gates(gate_file: Mapping[str, Any], path: Path) -> LoadedGates:
+    text = str(gate_file["text"])
+    if sha256_bytes(text.encode("utf-8")) != gate_file["sha256"]:
+        raise InputError(
+            f"{path}: the embedded gate file does not match its hash; the report was changed.",
+            fix="make the report again with `clefq parity`.",
+        )
+    gates = parse_gates(text.encode("utf-8"), f"{path}: gate_file")
+    return LoadedGates(gates, text, str(gate_file["sha256"]), path, bool(gate_file["bundled"]))
+
+
+def _superseded(document: Mapping[str, Any], path: Path) -> LoadedGates | None:
+    old = document["gate_file"]["superseded"]
+    return None if old is None else _embedded_gates({"bundled": False, **old}, path)
+
+
+def _evidence(document: Mapping[str, Any]) -> GitEvidence:
+    """What git said when the report was made; the gate file may not be here now."""
+    stored = document["gate_file"]["preregistration"]
+    if stored["status"] in (PREREGISTERED, AFTER_RESULTS):
+        return GitEvidence(Commit(stored["commit"], stored["committed_at"]), None)
+    return GitEvidence(None, "as in the stored report")
+
+
+def _predictions_of(
+    document: Mapping[str, Any], path: Path
+) -> tuple[tuple[Path, Path] | None, bool]:
+    """Both predictions files if they are here unchanged, and whether one was changed."""
+    found = []
+    for role in ("baseline", "candidate"):
+        stored = document[role]["predictions"]
+        file = None if stored is None else path.parent / stored["path"]
+        if file is None or not file.is_file():
+            return None, False
+        if sha256_file(file) != stored["sha256"]:
+            return None, True
+        found.append(file)
+    return (found[0], found[1]), False
+
+
+class StoredSource:
+    """Gate figures from a stored report: its gates' bounds, then its metrics.
+
+    Args:
+        document: A `parity.json` value.
+    """
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self._document = document
+
+    def figure(self, query: FigureQuery) -> Metric | None:
+        """The stored figure at the asked confidence, or None."""
+        scope = self._scope(query.slice).get(query.metric)
+        for gate in self._document["gates"]:
+            if _answers(gate, query) and gate["n_questions"]:
+                return _metric_of_gate(gate, query, scope)
+        same = scope is not None and abs(scope["confidence"] - query.confidence) < 1e-9
+        if scope is not None and same and query.reference == "baseline":
+            return Metric.from_json(scope)
+        return None
+
+    def missing(self, query: FigureQuery) -> str:
+        """Why there is no figure."""
+        if query.slice != OVERALL and query.slice not in self._document["slices"]:
+            return f"the set has no slice {query.slice}"
+        return "the stored report holds no bound at this confidence"
+
+    def slice_names(self, by: str) -> Sequence[str]:
+        """Slices of one key."""
+        return [name for name in self._document["slices"] if name.startswith(f"{by}=")]
+
+    def _scope(self, name: str) -> Mapping[str, Any]:
+        scopes = {OVERALL: self._document["metrics"], **self._document["slices"]}
+        found: Mapping[str, Any] = scopes.get(name, {})
+        return found
+
+
+def _answers(gate: Mapping[str, Any], query: FigureQuery) -> bool:
+    return (
+        gate["metric"] == query.metric
+        and (gate["slice"] or OVERALL) == query.slice
+        and gate["reference"] == query.reference
+        and abs(2 * gate["confidence"] - 1 - query.confidence) < 1e-9
+    )
+
+
+def _metric_of_gate(
+    gate: Mapping[str, Any], query: FigureQuery, scope: Mapping[str, Any] | None
+) -> Metric:
+    return Metric(
+        estimate=gate["estimate"],
+        lower=gate["lower"],
+        upper=gate["upper"],
+        confidence=query.confidence,
+        method="stored",
+        bootstrap=None,
+        n_questions=gate["n_questions"],
+        n_records=gate["n_records"],
+        n_infinite=0 if scope is None else scope["n_infinite"],
+        unit="" if scope is None else scope["unit"],
+    )
+
+
+def _from_bounds(document: Mapping[str, Any], loaded: LoadedGates, banner: str) -> dict[str, Any]:
+    """The document with its gates and verdict drawn again from its own bounds."""
+    stored = document["verdict"]
+    kept = tuple(text for text in stored["banners"] if text.startswith(OTHER_GATES))
+    now = {**document, "provenance": {**document["provenance"], "judged_from": FROM_BOUNDS}}
+    if document["coverage"]["expected"] == 0 and stored["word"] == INVALID:
+        return {**now, "verdict": {**stored, "banners": [*stored["banners"], banner]}}
+    cover = {
+        key: value
+        for key, value in document["coverage"].items()
+        if key not in ("share", "status", "minimum", "examples")
+    }
+    evidence = Evidence(
+        gates=loaded.gates,
+        results=judge_gates(loaded.gates, StoredSource(document)),
+        coverage=Coverage(
+            **cover,
+            minimum=loaded.gates.coverage,
+            examples=tuple(document["coverage"]["examples"]),
+        ),
+        baseline=_meta(document["baseline"]),
+        candidate=_meta(document["candidate"]),
+        banners=(*kept, banner),
+    )
+    verdict, results = draw_verdict(evidence)
+    return {
+        **now,
+        "verdict": verdict.to_json(),
+        "gates": [result.to_json() for result in results],
+    }
+
+
+def _meta(side: Mapping[str, Any]) -> PredictionsMeta:
+    return PredictionsMeta(**{key: value for key, value in side.items() if key != "predictions"})
