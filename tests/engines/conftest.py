@@ -119,3 +119,26 @@ def records() -> list[Record]:
 def one_thread() -> None:
     """Small matrices run fastest, and reproducibly, on one thread."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def set_path(records: list[Record], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A set folder of the records."""
+    return build_set(tmp_path_factory.mktemp("sets") / "tiny", records)
+
+
+def build_set(folder: Path, records: list[Record]) -> Path:
+    """Writes a set folder named `tiny`."""
+    from clefq.store.sets import SetDraft, SourceInfo, write_set
+
+    source = SourceInfo(
+        source="test",
+        split="test",
+        origin="generated",
+        revision=None,
+        files={},
+        licence="Apache-2.0",
+        attribution=None,
+    )
+    write_set(folder, records, {}, SetDraft("eval", "tiny", {}, (source,)))
+    return folder
