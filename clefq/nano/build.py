@@ -178,11 +178,20 @@ def write_weights(folder: Path, backbone: Any, head_state: Mapping[str, torch.Te
 
     backbone = backbone.to(torch.bfloat16)
     backbone.config.dtype = torch.bfloat16
+    backbone.config.use_cache = True
     backbone.save_pretrained(folder, max_shard_size=SHARD_SIZE)
     for shard in folder.glob("model-*.safetensors"):
         shard.chmod(0o644)
     state = {name: value.to(torch.bfloat16).contiguous() for name, value in head_state.items()}
     save_file(state, folder / "joint_head.safetensors", metadata={"format": "pt"})
+
+
+def write_release(
+    folder: Path, backbone: Any, head_state: Mapping[str, torch.Tensor], tokenizer_file: Path
+) -> None:
+    """Writes a whole checkpoint folder."""
+    write_static_files(folder, tokenizer_file, WEIGHTS / "LICENSE")
+    write_weights(folder, backbone, head_state)
 
 
 def build_random(folder: Path, *, seed: int = 0, tokenizer_file: Path | None = None) -> Path:
@@ -205,14 +214,13 @@ def build_random(folder: Path, *, seed: int = 0, tokenizer_file: Path | None = N
     from clefq.clef.head import HeadConfig, JointHead
 
     tokenizer_file = tokenizer_file or WEIGHTS / "tokenizer.json"
-    write_static_files(folder, tokenizer_file, WEIGHTS / "LICENSE")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         backbone = Qwen3_5ForConditionalGeneration(nano_config(token_ids_of(tokenizer_file)))
         head = JointHead(HeadConfig(**HEAD))
         for module in (backbone, head):
             _disturb(module)
-    write_weights(folder, backbone, head.state_dict())
+    write_release(folder, backbone, head.state_dict(), tokenizer_file)
     return folder
 
 
