@@ -31,6 +31,7 @@ COMMANDS: dict[str, str] = {
     "parity": "parity",
     "gate": "gate",
     "audit": "audit",
+    "repair": "repair",
 }
 
 
