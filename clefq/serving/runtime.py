@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clefq.errors import MissingDependencyError
+from clefq.errors import CheckpointError, ClefqError, MissingDependencyError
 from clefq.serving.layout import TASK, schema_layout
-from clefq.serving.plugin import register
-from clefq.serving.settings import ServeSettings, engine_arguments
+from clefq.serving.plugin import register, version_warning
+from clefq.serving.settings import ServeSettings, cpu_environment, engine_arguments
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -67,7 +67,7 @@ class Runtime:
     """
 
     def __init__(self, folder: Path, settings: ServeSettings, *, quiet: bool = True) -> None:
-        _prepare_environment(quiet)
+        _prepare_environment(settings, quiet)
         try:
             import vllm
             from vllm.platforms import current_platform
@@ -81,7 +81,11 @@ class Runtime:
         self.on_cpu = bool(current_platform.is_cpu())
         self.device = "cpu" if self.on_cpu else str(current_platform.get_device_name())
         self._params = vllm.PoolingParams
-        self._llm: Any = vllm.LLM(**engine_arguments(folder, settings, cpu=self.on_cpu))
+        arguments = engine_arguments(folder, settings, cpu=self.on_cpu)
+        try:
+            self._llm: Any = vllm.LLM(**arguments)
+        except Exception as error:  # whatever vLLM raises, the user gets one line
+            raise _load_error(folder, self.version, error) from error
 
     def score(self, prompts: Sequence[Prompt]) -> list[Scored]:
         """Runs prompts; the engine batches them as it sees fit. Results in the given order."""
@@ -118,6 +122,16 @@ class Runtime:
         gc.collect()
 
 
+def _load_error(folder: Path, version: str, error: Exception) -> ClefqError:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    reason = next((line for line in lines if "rror" in line), lines[0] if lines else repr(error))
+    warning = version_warning(version)
+    return CheckpointError(
+        f"vLLM {version} could not load {folder}: {reason[:300]}",
+        fix=warning or "see vLLM's messages above; `clefq doctor` shows what this machine can run.",
+    )
+
+
 def _engine_input(prompt: Prompt) -> dict[str, Any]:
     ids = prompt.encoded.token_ids if prompt.engine_ids is None else prompt.engine_ids
     value: dict[str, Any] = {"prompt_token_ids": list(ids)}
@@ -126,12 +140,13 @@ def _engine_input(prompt: Prompt) -> dict[str, Any]:
     return value
 
 
-def _prepare_environment(quiet: bool) -> None:
+def _prepare_environment(settings: ServeSettings, quiet: bool) -> None:
     """Set before vLLM is imported; what the user has set stays."""
     defaults = {
         # in this process: an engine in a child would need a __main__ guard in users' scripts
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
+        **cpu_environment(settings),
     }
     if quiet:
         defaults["VLLM_LOGGING_LEVEL"] = "ERROR"

@@ -11,6 +11,7 @@ from clefq.clef.encoding import DEFAULT_MAX_LENGTH
 from clefq.errors import InputError
 from clefq.serving.head_files import check_format, head_config
 from clefq.serving.layout import ARCHITECTURE
+from clefq.store.atomic import read_json
 
 GdnBackend = Literal["auto", "triton", "flashinfer"]
 GDN_BACKENDS = ("auto", "triton", "flashinfer")
@@ -32,6 +33,7 @@ class ServeSettings:
         gpu_memory: Fraction of a GPU's memory that vLLM may take.
         eager: No compilation and no CUDA graphs: starts in seconds, runs slower.
         cpu_cache_gib: Memory for the key-value cache on a CPU.
+        cpu_threads: Threads on a CPU, or None for vLLM's own choice.
     """
 
     max_length: int = DEFAULT_MAX_LENGTH
@@ -44,6 +46,7 @@ class ServeSettings:
     gpu_memory: float = 0.9
     eager: bool = False
     cpu_cache_gib: int = 1
+    cpu_threads: int | None = None
 
     def __post_init__(self) -> None:
         faults = [
@@ -51,6 +54,8 @@ class ServeSettings:
             for name, least in _LEAST.items()
             if getattr(self, name) < least
         ]
+        if self.cpu_threads is not None and self.cpu_threads < 1:
+            faults.append(f"cpu_threads is {self.cpu_threads}, expected at least 1")
         if not 0 < self.gpu_memory <= 1:
             faults.append(f"gpu_memory is {self.gpu_memory}, expected 0 < fraction ≤ 1")
         if self.gdn_backend not in GDN_BACKENDS:
@@ -85,6 +90,7 @@ def engine_arguments(folder: Path, settings: ServeSettings, *, cpu: bool) -> dic
     """
     check_format(str(folder))
     head = head_config(str(folder))
+    _check_length(folder, settings.max_length)
     text_only = settings.max_images == 0
     arguments: dict[str, Any] = {
         "model": str(folder),
@@ -108,7 +114,6 @@ def engine_arguments(folder: Path, settings: ServeSettings, *, cpu: bool) -> dic
     if text_only:
         arguments["language_model_only"] = True
     if cpu:
-        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(settings.cpu_cache_gib))
         return arguments
     arguments["gpu_memory_utilization"] = settings.gpu_memory
     # vLLM knows the right default for its own architecture names only
@@ -120,3 +125,23 @@ def engine_arguments(folder: Path, settings: ServeSettings, *, cpu: bool) -> dic
             settings.max_cudagraph_tokens, settings.step_tokens
         )
     return arguments
+
+
+def cpu_environment(settings: ServeSettings) -> dict[str, str]:
+    """Environment variables of vLLM's CPU build; harmless on a GPU."""
+    variables = {"VLLM_CPU_KVCACHE_SPACE": str(settings.cpu_cache_gib)}
+    if settings.cpu_threads is not None:
+        cores = sorted(os.sched_getaffinity(0))[: settings.cpu_threads]
+        variables["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
+        variables["OMP_NUM_THREADS"] = str(settings.cpu_threads)
+    return variables
+
+
+def _check_length(folder: Path, max_length: int) -> None:
+    config = read_json(folder / "config.json")
+    limit = config.get("text_config", config).get("max_position_embeddings")
+    if isinstance(limit, int) and max_length > limit:
+        raise InputError(
+            f"max_length is {max_length}, {folder} was made for {limit} positions.",
+            fix=f"use at most --max-length {limit}.",
+        )

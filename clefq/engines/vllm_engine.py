@@ -1,0 +1,142 @@
+"""The serving engine: vLLM with the bundled plugin, in this process.
+
+Records go in by windows, longest first. Inside a window vLLM forms its own batches, as it does
+when it serves; a window is what is journalled as one group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clefq.clef.encoding import EncodeSpec
+from clefq.engines.base import EngineInfo, EngineSpec, RecordResult, result_from_logits
+from clefq.errors import InputError
+from clefq.serving.arithmetic import executed
+from clefq.serving.offline import Clef
+from clefq.serving.runtime import Prompt
+from clefq.serving.settings import ServeSettings
+
+if TYPE_CHECKING:
+    from clefq.clef.records import Record
+
+# Most images of a record, as the hosted API has it.
+MAX_IMAGES = 4
+# Records handed to vLLM at a time: enough to keep its steps full, few enough to journal often.
+WINDOW = 256
+_DTYPES = ("auto", "bfloat16")
+_CPU_WINDOW = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    record: Record
+    prompt: Prompt
+
+
+class VllmEngine:
+    """One checkpoint under vLLM.
+
+    Args:
+        folder: A checkpoint folder.
+        spec: How to run it; `batch_tokens` is the size of an engine step.
+
+    Raises:
+        CheckpointError: Not a whole Clef checkpoint, or one that this vLLM cannot run.
+        InputError: A dtype or device that vLLM does not run here.
+    """
+
+    def __init__(self, folder: Path, spec: EngineSpec) -> None:
+        if spec.dtype not in _DTYPES:
+            raise InputError(
+                f"the vllm engine runs in bfloat16, not {spec.dtype}.",
+                fix="leave --dtype out, or use --engine transformers.",
+            )
+        settings = ServeSettings(
+            max_length=spec.max_length,
+            max_images=MAX_IMAGES,
+            step_tokens=spec.batch_tokens,
+            cpu_threads=spec.threads,
+        )
+        self._spec = spec
+        self._clef = Clef(folder, settings)
+        runtime = self._clef.runtime
+        _check_device(spec.device, runtime.on_cpu)
+        ran = executed(runtime)
+        self._window = _CPU_WINDOW if runtime.on_cpu else WINDOW
+        self.info = EngineInfo(
+            engine="vllm",
+            engine_version=runtime.version,
+            kernels=ran.kernels,
+            arithmetic=ran.arithmetic,
+            dtype="bfloat16",
+            device=runtime.device,
+        )
+
+    def predict(
+        self, records: Sequence[Record], media_root: Path | None = None
+    ) -> Iterator[Sequence[RecordResult]]:
+        """See `Engine.predict`: first the records that cannot be run, then window by window."""
+        jobs, failed = self._encode(records, media_root)
+        if failed:
+            yield failed
+        # longest first: what does not fit shows at once, and a resumed run has the same windows
+        jobs.sort(key=lambda job: -len(job.prompt.encoded.token_ids))
+        for start in range(0, len(jobs), self._window):
+            yield self._run(jobs[start : start + self._window], media_root)
+
+    def close(self) -> None:
+        """Frees the model and its processes."""
+        self._clef.close()
+
+    def _encode(
+        self, records: Sequence[Record], media_root: Path | None
+    ) -> tuple[list[_Job], list[RecordResult]]:
+        spec = EncodeSpec(self._spec.max_length, self._spec.truncate_state)
+        jobs: list[_Job] = []
+        failed: list[RecordResult] = []
+        for record in records:
+            try:
+                prompt = self._clef.prompt(record, self._clef.load_images(record, media_root), spec)
+            except InputError as error:
+                failed.append(RecordResult.failed(record, error.message))
+                continue
+            # the pixels are read again when their window runs
+            jobs.append(_Job(record, replace(prompt, images=())))
+        return jobs, failed
+
+    def _run(self, jobs: Sequence[_Job], media_root: Path | None) -> list[RecordResult]:
+        prompts = [
+            replace(job.prompt, images=self._clef.load_images(job.record, media_root))
+            for job in jobs
+        ]
+        results = []
+        for job, answered in zip(jobs, self._clef.answered(prompts), strict=True):
+            tokens = len(job.prompt.encoded.token_ids)
+            if isinstance(answered, str):
+                results.append(RecordResult.failed(job.record, answered, tokens))
+                continue
+            results.append(
+                result_from_logits(
+                    job.record, answered.logits, answered.input_tokens, answered.truncated_tokens
+                )
+            )
+        return results
+
+
+def open_engine(folder: Path, spec: EngineSpec) -> VllmEngine:
+    """Loads a checkpoint (the entry point that `clefq.engines.select` calls)."""
+    return VllmEngine(folder, spec)
+
+
+def _check_device(name: str, on_cpu: bool) -> None:
+    """Refuses a device that this vLLM build does not run on."""
+    wanted = name.partition(":")[0]
+    here = "cpu" if on_cpu else "cuda"
+    if wanted not in ("auto", here):
+        raise InputError(
+            f"this vLLM runs on {here}, not on {name}.",
+            fix="leave --device out, or choose a GPU with CUDA_VISIBLE_DEVICES.",
+        )
