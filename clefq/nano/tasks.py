@@ -1,7 +1,7 @@
 """The tasks that the miniature is trained and judged on, written by clefq's own generator.
 
 `generate(task, split, count, seed)` yields records that depend on these four and their index
-only. A record with an image names it `images/<record id>.png`; `image_of` draws it from that id.
+only. A record with an image names it `images/<record id>.png`; `images_of` draws it from that id.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from clefq.errors import DefinitionError
 from clefq.nano.draw import SPLITS, Draft, Draw
 from clefq.nano.lookup_tasks import catalogue, extraction, needle
 from clefq.nano.message_tasks import form, policy, rating, request, routing, triage
-from clefq.nano.scenes import Scene, draw_scene, scenes
+from clefq.nano.scenes import Scene, draw_scene, pixels, png, scenes
 
 TASKS: dict[str, Callable[[Draw], Draft]] = {
     "catalogue": catalogue,
@@ -110,3 +110,8 @@ def record_of(key: RecordKey, level: float = 1.0) -> Record:
 def scene_of(key: RecordKey, level: float = 1.0) -> Scene:
     """What the image of a generated record shows."""
     return draw_scene(key.draw(level))
+
+
+def images_of(record: Record) -> dict[str, bytes]:
+    """The images that a generated record names, drawn anew: path in the set → PNG file."""
+    return {path: png(pixels(scene_of(RecordKey.of(record.id)))) for path in record.images}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import math
 import multiprocessing
 import os
 import tarfile
@@ -108,9 +109,31 @@ def new_model(plan: Plan, tokenizer_file: Path) -> Miniature:
         model.head.residual_gate.fill_(1.0)
         model.head.type_embedding.weight.mul_(0.1)
         for name, parameter in model.backbone.named_parameters():
-            if name.endswith((".o_proj.weight", ".out_proj.weight", ".down_proj.weight")):
-                parameter.mul_(0.35)  # 1/√8: eight layers add to one residual stream
+            _start(name, parameter)
     return model.to(plan.device)
+
+
+def _start(name: str, parameter: torch.Tensor) -> None:
+    """Starting values for training from nothing; the library's are made for loading weights.
+
+    Matrices keep the scale of their input, with those that write to the residual stream smaller
+    by 1/√16 (two per layer). DeltaNet's memory starts with spans from one to a thousand tokens;
+    the library's bias of 1 would make it forget within one.
+    """
+    residual = (".o_proj.weight", ".out_proj.weight", ".down_proj.weight", ".linear_fc2.weight")
+    if name.endswith("dt_bias"):
+        step = torch.exp(torch.empty_like(parameter).uniform_(math.log(1e-3), math.log(0.1)))
+        parameter.copy_(step + torch.log(-torch.expm1(-step)))  # softplus inverted
+    elif name.endswith("A_log"):
+        parameter.uniform_(0.0, math.log(8.0))
+    elif name.endswith("conv1d.weight"):
+        parameter.uniform_(-0.5, 0.5)
+    elif name.endswith("embed_tokens.weight"):
+        parameter.normal_(0.0, 0.1)
+    elif parameter.ndim == 2 and "embed" not in name and "lm_head" not in name:
+        parameter.normal_(0.0, parameter.shape[1] ** -0.5)
+        if name.endswith(residual):
+            parameter.mul_(0.25)
 
 
 def use_lean_layers() -> None:
