@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from clefq.parity.curves import curve_figures, macro_f1_figure
 from clefq.parity.divergences import QuestionValues, question_values
 from clefq.parity.figures import (
     NONE,
@@ -27,6 +28,7 @@ from clefq.parity.resampling import resampling_key
 from clefq.parity.slices import slice_masks
 
 OVERALL = "overall"
+MACRO_F1 = "macro_f1_delta"
 NO_GATES = "0" * 64
 
 
@@ -149,6 +151,10 @@ def compare(pairs: PairedSet, spec: StatisticsSpec | None = None) -> PairStatist
             idx = indices(mask, measure.domain)
             item = pending_figure(measure, idx, pairs.record_index, spec.confidence)
             waiting[scope, name] = item
+        for name, item in curve_figures(pairs, values, mask, spec.confidence).items():
+            waiting[scope, name] = item
+        if mask is None or scope.startswith("cohort="):
+            waiting[scope, MACRO_F1] = macro_f1_figure(pairs, values, mask, spec.confidence)
     resolved = resolve(list(waiting.values()), sampling_of(pairs, spec))
     by_scope: dict[str, dict[str, Metric]] = {}
     for (scope, name), metric in zip(waiting, resolved, strict=True):
