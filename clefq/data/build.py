@@ -152,7 +152,8 @@ class _Build:
         source = SOURCES[use.source]
         options = source_options(use)
         if source.origin == "public":
-            return Load(source, use.split, options, find_folder(source, self.spec.data_dir))
+            folder = find_folder(source, self.spec.data_dir, options)
+            return Load(source, use.split, options, folder)
         seed = self.definition.seed
         return Load(source, use.split, options, self.spec.base, seed, use.count)
 

@@ -81,7 +81,7 @@ class Load:
             origin=origin,
             revision=revision,
             files=self.hashes(),
-            licence=self.source.licence,
+            licence=getattr(self.options, "licence", None) or self.source.licence,
             attribution=self.source.attribution,
         )
 
@@ -123,6 +123,10 @@ class Load:
         return {file: sha256_file(path) for file, path in paths.items() if path.is_file()}
 
     def _rows(self) -> Iterator[Row]:
+        rows = self._plain_rows()
+        return rows if self.source.link is None else self.source.link(rows)
+
+    def _plain_rows(self) -> Iterator[Row]:
         if self.folder is None and self.source.origin == "public":
             return hub_rows(self.source, self.split)
         spec = ReadSpec(
@@ -136,33 +140,40 @@ class Load:
         return self.source.read(spec)
 
 
-def find_folder(source: Source, data_dir: Path | None) -> Path | None:
+def find_folder(source: Source, data_dir: Path | None, options: Any) -> Path | None:
     """Folder of the source's original files, or None when the hub must give them.
 
     Args:
         source: The source.
         data_dir: `--data-dir`, else the environment's CLEFQ_DATA_DIR. Holds one folder per
-            source, under its name.
+            source, under its name, or under the `folder` that the options name.
+        options: The source's options.
 
     Raises:
-        DefinitionError: A data folder is given but lacks this source.
+        DefinitionError: A data folder is given but lacks this source, or none is given and the
+            source is not on the hub.
     """
     given = os.environ.get(DATA_DIR_VARIABLE)
     root = data_dir if data_dir is not None else Path(given) if given else None
+    name = getattr(options, "folder", "") or source.name
     if root is None:
+        if source.hub is None:
+            raise DefinitionError(
+                f"{source.title} is not on the hub in a form that clefq reads.",
+                fix=f"give the folder that holds {name}/ with --data-dir.",
+            )
         return None
-    folder = root / source.name
+    folder = root / name
     if not folder.is_dir():
-        raise DefinitionError(
-            f"{root} has no folder {source.name}/.",
-            fix=f"put the original files of {source.title} there, or leave out --data-dir "
-            f"(and {DATA_DIR_VARIABLE}) to read the hub.",
-        )
+        fix = f"put the original files of {source.title} there"
+        if source.hub is not None:
+            fix += f", or leave out --data-dir (and {DATA_DIR_VARIABLE}) to read the hub"
+        raise DefinitionError(f"{root} has no folder {name}/.", fix=fix + ".")
     return folder
 
 
 def local_files(source: Source, split: str, folder: Path) -> tuple[str, ...]:
-    """The files of a split: the first alternative whose file exists.
+    """The files of a split: the first layout whose first file exists; patterns are expanded.
 
     Raises:
         DefinitionError: No such split, or none of its layouts is there.
@@ -170,15 +181,21 @@ def local_files(source: Source, split: str, folder: Path) -> tuple[str, ...]:
     if split not in source.splits:
         known = ", ".join(source.splits)
         raise DefinitionError(f"{source.name} has no split {split!r}; it has {known}.")
-    alternatives = source.splits[split]
-    for files in alternatives:
-        if (folder / files[0]).exists():
-            return files
-    names = " or ".join(files[0] for files in alternatives)
+    for layout in source.splits[split]:
+        files = [name for pattern in layout for name in _expand(folder, pattern)]
+        if files and (folder / files[0]).exists():
+            return tuple(files)
+    names = " or ".join(layout[0] for layout in source.splits[split])
     raise DefinitionError(
         f"{folder} lacks {names}, the {split} split of {source.title}.",
         fix="put the original file there.",
     )
+
+
+def _expand(folder: Path, pattern: str) -> list[str]:
+    if "*" not in pattern:
+        return [pattern]
+    return sorted(path.relative_to(folder).as_posix() for path in folder.glob(pattern))
 
 
 def hub_rows(source: Source, split: str) -> Iterator[Row]:
@@ -199,6 +216,8 @@ def hub_rows(source: Source, split: str) -> Iterator[Row]:
     for number, row in enumerate(rows, start=1):
         try:
             yield Row(name, number, source.from_hub(row))
+        except RowError as error:
+            yield Row(name, number, None, str(error))
         except (KeyError, TypeError, ValueError, IndexError) as error:
             yield Row(name, number, None, f"unexpected layout: {error!r}")
 

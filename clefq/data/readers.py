@@ -36,16 +36,19 @@ class RowError(Exception):
     """A row that a source refuses; its message is the reason in the report."""
 
 
-def csv_rows(folder: Path, file: str, columns: Sequence[str] | None = None) -> Iterator[Row]:
+def csv_rows(
+    folder: Path, file: str, columns: Sequence[str] | None = None, delimiter: str = ","
+) -> Iterator[Row]:
     """Rows of a CSV file as dicts.
 
     Args:
         folder: Folder of the source.
         file: Path in it.
         columns: Names of the columns of a file without header; None reads the header.
+        delimiter: Between two cells.
     """
     with _open(folder, file).open(encoding="utf-8", errors="surrogateescape", newline="") as lines:
-        reader = csv.reader(lines)
+        reader = csv.reader(lines, delimiter=delimiter)
         names = list(columns) if columns is not None else next(reader, [])
         if columns is None and names:
             names[0] = names[0].removeprefix("\ufeff")

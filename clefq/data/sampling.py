@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clefq.data.definition import Allocation
-from clefq.data.sources.base import stable_key
+from clefq.data.hashed import stable_key
 
 Indices = NDArray[np.int64]
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from clefq.clef.json_values import render
 from clefq.clef.records import Question, Record
 from clefq.data.definition import Keys, SourceUse
-from clefq.data.sources.base import stable_order
+from clefq.data.hashed import stable_order
 
 INDEX_QUESTION = "q1"
 

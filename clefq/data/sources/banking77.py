@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from clefq.data.hashed import stable_order
 from clefq.data.readers import Row, RowError, csv_rows, text_field
-from clefq.data.sources.base import Example, HubRef, ReadSpec, Source, choice, single, stable_order
+from clefq.data.sources.base import Example, HubRef, ReadSpec, Source, choice, single
 
 QUESTION_ID = "intent"
 INSTRUCTIONS = "Which banking intent does the customer's message express?"

@@ -6,8 +6,8 @@ give the same records. The wording of its question and options is part of the so
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import string
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -90,6 +90,8 @@ class Source:
         read: ReadSpec → rows in normal form.
         from_hub: Hub row (class labels by name) → normal form; raises RowError.
         build: (normal form, record id, options) → examples; raises RowError.
+        link: Adds to every row what only other rows can give (wrong answers, the set of labels),
+            for local and hub rows alike; None when rows stand alone.
         options: Frozen dataclass of the options that a definition may set.
         files: Options → files read, where the options name them instead of the split.
         held_out: Splits that calibration must not touch.
@@ -106,6 +108,7 @@ class Source:
     read: Callable[[ReadSpec], Iterator[Row]]
     from_hub: Callable[[Mapping[str, Any]], Any]
     build: Callable[[Any, str, Any], Iterable[Example]]
+    link: Callable[[Iterable[Row]], Iterator[Row]] | None = None
     options: type[Any] = NoOptions
     files: Callable[[Any], tuple[str, ...]] | None = None
     held_out: tuple[str, ...] = ()
@@ -117,21 +120,7 @@ def record_id(source: str, split: str, ordinal: int) -> str:
 
     Malformed rows count too, so that mending one does not rename the others.
     """
-    return f"{source}-{split}-{ordinal:05d}"
-
-
-def stable_order(items: Iterable[str], salt: str) -> list[str]:
-    """Items in an order that looks random but is the same on every machine.
-
-    Sorted by SHA-256 of `salt`, a NUL and the item: no random-number library, whose streams
-    differ between versions, is involved.
-    """
-    return sorted(items, key=lambda item: stable_key(salt, item))
-
-
-def stable_key(salt: str, item: str) -> bytes:
-    """SHA-256 of `salt`, a NUL and `item`."""
-    return hashlib.sha256(f"{salt}\0{item}".encode("utf-8", "surrogatepass")).digest()
+    return "-".join(part for part in (source, split, f"{ordinal:05d}") if part)
 
 
 def choice(qid: str, instructions: str, criteria: Mapping[str, Any]) -> Question:
@@ -166,3 +155,69 @@ def single(record_id: str, cohort: str, state: Any, question: Question, gold: st
         id=record_id, cohort=cohort, state=state, questions=(question,), gold={question.id: gold}
     )
     return Example(record=record, label=gold)
+
+
+def letters(count: int) -> tuple[str, ...]:
+    """The first `count` capital letters, as option keys."""
+    if not 2 <= count <= 26:
+        raise RowError(f"{count} options")
+    return tuple(string.ascii_uppercase[:count])
+
+
+@dataclass(frozen=True, slots=True)
+class Quiz:
+    """A multiple-choice question whose options are texts under letters.
+
+    Attributes:
+        cohort: Cohort of the record.
+        state: State of the record.
+        instructions: What is asked.
+        texts: Text of each option, in order.
+        gold: Index of the right one.
+    """
+
+    cohort: str
+    state: Any
+    instructions: str
+    texts: Sequence[str]
+    gold: int
+
+
+def quiz_example(record_id: str, quiz: Quiz) -> Example:
+    """The example of a multiple-choice question `answer`.
+
+    Raises:
+        RowError: An option is empty or doubled, or the gold is out of range.
+    """
+    keys = letters(len(quiz.texts))
+    if any(not isinstance(text, str) or not text.strip() for text in quiz.texts):
+        raise RowError("an option is empty")
+    if not 0 <= quiz.gold < len(keys):
+        raise RowError(f"answer {quiz.gold} of {len(keys)} options")
+    question = choice("answer", quiz.instructions, dict(zip(keys, quiz.texts, strict=True)))
+    return single(record_id, quiz.cohort, quiz.state, question, keys[quiz.gold])
+
+
+def many(
+    record_id: str,
+    cohort: str,
+    state: Any,
+    questions: Sequence[Question],
+    gold: Mapping[str, str],
+    label: str,
+) -> Example:
+    """The example of a record with several questions; `gold` may leave some out.
+
+    Raises:
+        RowError: A gold is none of its question's options, or there is no question.
+    """
+    if not questions:
+        raise RowError("no question can be asked")
+    for question in questions:
+        answer = gold.get(question.id)
+        if answer is not None and answer not in question.option_ids:
+            raise RowError(f"label {answer!r} is no option of {question.id}")
+    record = Record(
+        id=record_id, cohort=cohort, state=state, questions=tuple(questions), gold=dict(gold)
+    )
+    return Example(record=record, label=label)

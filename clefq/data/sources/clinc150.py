@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from clefq.data.hashed import stable_order
 from clefq.data.readers import Row, RowError, json_file, text_field
-from clefq.data.sources.base import Example, HubRef, ReadSpec, Source, choice, single, stable_order
+from clefq.data.sources.base import Example, HubRef, ReadSpec, Source, choice, single
 from clefq.errors import DefinitionError
 
 QUESTION_ID = "intent"

@@ -1,0 +1,86 @@
+"""Records that are already in clefq's format: JSON Lines, images beside the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from clefq.clef.records import Record, parse_record
+from clefq.data.personal import PersonalFields
+from clefq.data.readers import Row, RowError
+from clefq.data.sources.base import Example, ReadSpec, Source
+from clefq.data.tables import table_rows
+from clefq.errors import RecordError
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of a definition.
+
+    Attributes:
+        file: The records, JSON Lines, relative to the definition.
+        drop: Fields that are taken out of the state, at any depth.
+        hash: Fields that are replaced by a keyed hash.
+    """
+
+    file: str
+    drop: tuple[str, ...] = ()
+    hash: tuple[str, ...] = ()
+
+
+def read(spec: ReadSpec) -> Iterator[Row]:
+    """Rows as {record, folder}."""
+    PersonalFields(spec.options.drop, spec.options.hash)
+    path = spec.folder / spec.options.file
+    for row in table_rows(path):
+        yield row if row.fault is not None else _row(row, path.parent)
+
+
+def _row(row: Row, folder: Path) -> Row:
+    try:
+        record = parse_record(row.value, f"row {row.number}")
+    except RecordError as error:
+        reasons = "; ".join([error.message, *error.faults])
+        return Row(row.file, row.number, None, reasons)
+    return Row(row.file, row.number, {"record": record, "folder": folder})
+
+
+def from_hub(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A local file."""
+    raise RowError("not on the hub")
+
+
+def build(value: dict[str, Any], record_id: str, options: Options) -> Iterable[Example]:
+    """The record, its personal fields cleaned."""
+    record: Record = value["record"]
+    media = {name: value["folder"] / name for name in (*record.images, *record.videos)}
+    missing = [name for name, path in media.items() if not path.is_file()]
+    if missing:
+        raise RowError(f"no image {missing[0]!r}")
+    cleaned = PersonalFields(options.drop, options.hash).clean(record.state)
+    label = next(iter(record.gold.values()), "")
+    yield Example(replace(record, state=cleaned), label=label, media=media)
+
+
+def files(options: Options) -> tuple[str, ...]:
+    """The one file that is read."""
+    return (options.file,)
+
+
+SOURCE = Source(
+    name="records",
+    title="The user's own records",
+    licence="the user's own",
+    attribution=None,
+    revision=None,
+    splits={},
+    hub=None,
+    read=read,
+    from_hub=from_hub,
+    build=build,
+    options=Options,
+    files=files,
+    origin="user",
+)
