@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from clefq.errors import CheckpointError
-from clefq.quantize import audit_scales, audit_source
+from clefq.quantize import audit_files, audit_scales, audit_source
 from clefq.quantize.architecture import (
     Shapes,
     expected_tensors,
@@ -25,11 +25,10 @@ from clefq.quantize.config_match import FP8, NVFP4, Scheme, schemes_of
 from clefq.quantize.fusion import fused_groups
 from clefq.quantize.protected import protected_reason
 from clefq.quantize.report import AuditReport
-from clefq.quantize.tensors import HEAD_FILES, FolderTensors, TensorRef, scan_folder
+from clefq.quantize.tensors import INDEX, FolderTensors, TensorRef, scan_folder
 from clefq.quantize.values import count_nonfinite
-from clefq.store.atomic import read_json, sha256_file
+from clefq.store.atomic import read_json
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 _FLOATS = ("BF16", "F16", "F32")
 
 
@@ -70,9 +69,7 @@ def audit_checkpoint(
     """
     report = AuditReport(str(folder))
     body = read_json(folder / "config.json") if config is None else config
-    found = scan_folder(folder)
-    _files(report, found)
-    audited = _open(report, folder, body, found)
+    audited = _open(report, folder, body)
     _config(report, audited)
     _coverage(report, audited)
     _protected(report, audited)
@@ -80,7 +77,7 @@ def audit_checkpoint(
     audit_scales.global_scales(report, audited.refs, audited.schemes)
     audit_scales.local_scales(report, audited.refs, audited.schemes)
     _values(report, audited)
-    _head(report, folder, source)
+    audit_files.head(report, folder, source)
     audit_source.manifest(report, folder)
     if source is None:
         report.notes.append("not compared with a source; give --source to do so.")
@@ -101,9 +98,16 @@ def _files(report: AuditReport, found: FolderTensors) -> None:
     report.facts["bytes"] = sum(ref.nbytes for ref in found.refs.values())
 
 
-def _open(
-    report: AuditReport, folder: Path, config: Mapping[str, Any], found: FolderTensors
-) -> Audited:
+def open_audited(folder: Path) -> Audited:
+    """The checkpoint as its audit sees it, whatever is wrong with it."""
+    return _open(AuditReport(str(folder)), folder, read_json(folder / "config.json"))
+
+
+def _open(report: AuditReport, folder: Path, config: Mapping[str, Any]) -> Audited:
+    found = scan_folder(folder)
+    _files(report, found)
+    if not (folder / INDEX).is_file():
+        report.notes.append(f"no {INDEX}: vLLM's native Clef refuses the folder without it.")
     prefix = text_prefix(found.refs)
     expected = expected_tensors(config, prefix)
     if expected is None:
@@ -292,44 +296,6 @@ def _values(report: AuditReport, audited: Audited) -> None:
         bad = count_nonfinite(ref)
         if bad:
             report.breach("values", name, f"holds {bad} NaN or infinite values", "answers are NaN")
-
-
-def _head(report: AuditReport, folder: Path, source: Path | None) -> None:
-    head = next((folder / name for name in HEAD_FILES if (folder / name).is_file()), None)
-    report.looked_at("head")
-    names: list[Path] = []
-    if head is None:
-        if source is not None and any((source / name).is_file() for name in HEAD_FILES):
-            report.breach("head", "joint_head.safetensors", "is missing", "it is no Clef any more")
-        report.notes.append("no joint head: a backbone, not a Clef.")
-    else:
-        names.append(head.relative_to(folder))
-        configs = (head.with_name("joint_head_config.json"), folder / "joint_head_config.json")
-        settings = next((path for path in configs if path.is_file()), None)
-        if settings is None:
-            report.breach("head", "joint_head_config.json", "is missing", "loading fails")
-        else:
-            names.append(settings.relative_to(folder))
-    for name in TOKENIZER_FILES:
-        if (folder / name).is_file():
-            names.append(Path(name))
-        else:
-            report.breach("head", name, "is missing", "prompts cannot be encoded")
-    hashes = {}
-    for path in names:
-        report.looked_at("head")
-        hashes[str(path)] = sha256_file(folder / path)
-        if source is None:
-            continue
-        theirs = _counterpart(source, path)
-        if theirs is not None and sha256_file(theirs) != hashes[str(path)]:
-            report.breach("head", str(path), f"differs from {theirs}", "answers change")
-    report.facts["sha256"] = hashes
-
-
-def _counterpart(source: Path, path: Path) -> Path | None:
-    options = (source / path, source / path.name, source / "clef_head" / path.name)
-    return next((option for option in options if option.is_file()), None)
 
 
 def summary(report: AuditReport) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import resource
 import shutil
@@ -71,9 +72,12 @@ def identity(files: Mapping[str, str]) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of everything that decided the output's bytes."""
-    found = {name: metadata.version(name) for name in LIBRARIES}
-    return {"python": platform.python_version(), **found}
+    """Versions of everything installed that decided the output's bytes."""
+    found = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def now() -> str:

@@ -64,6 +64,18 @@ class TensorRef:
         """
         return next((piece for _, piece in self.pieces(max(1, self.nbytes))), bytearray())
 
+    def slice(self, offset: int, count: int) -> bytearray:
+        """`count` bytes from `offset` inside the tensor.
+
+        Raises:
+            CheckpointError: The file has become shorter.
+        """
+        piece = bytearray(count)
+        with self.file.open("rb", buffering=0) as file:
+            file.seek(self.begin + offset)
+            _fill(file, piece, self.file)
+        return piece
+
     def blocks(self) -> Iterator[bytearray]:
         """The tensor's bytes, block by block.
 
@@ -85,6 +97,13 @@ class TensorRef:
                 piece = bytearray(min(size, self.nbytes - at))
                 _fill(file, piece, self.file)
                 yield at, piece
+
+
+def same_bytes(ours: TensorRef, theirs: TensorRef) -> bool:
+    """Whether two tensors have the same dtype, shape and bytes."""
+    if (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
+        return False
+    return all(a == b for a, b in zip(ours.blocks(), theirs.blocks(), strict=True))
 
 
 def _fill(file: FileIO, buffer: bytearray, path: Path) -> None:

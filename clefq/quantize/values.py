@@ -35,6 +35,22 @@ def _e4m3_table() -> Floats:
 E4M3 = _e4m3_table()
 
 
+_POSITIVE = E4M3[:127].astype(np.float64)
+_MIDDLE = (_POSITIVE[:-1] + _POSITIVE[1:]) / 2
+
+
+def encode_e4m3(values: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
+    """Nonnegative values as E4M3 codes: nearest, ties to the even code, saturating at 448.
+
+    Args:
+        values: F64, any shape.
+    """
+    low = np.searchsorted(_MIDDLE, values, side="left")
+    high = np.searchsorted(_MIDDLE, values, side="right")
+    # between two codes exactly, low is the one below and high the one above
+    return np.where(low % 2 == 0, low, high).astype(np.uint8)
+
+
 def decode(data: Buffer, dtype: str) -> Floats:
     """Bytes of a safetensors dtype as float32, flat.
 
@@ -48,6 +64,28 @@ def decode(data: Buffer, dtype: str) -> Floats:
     if dtype in _ITEM:
         return np.frombuffer(data, dtype=_ITEM[dtype]).astype(np.float32)
     raise ValueError(f"{dtype} is no float type")
+
+
+_E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=np.float32)
+E2M1 = np.concatenate([_E2M1, -_E2M1])
+
+
+def nvfp4_floats(packed: npt.NDArray[np.uint8], scales: Floats, divisor: float) -> Floats:
+    """What stored NVFP4 numbers stand for: code · group scale / global scale.
+
+    Args:
+        packed: `[rows, columns / 2]`, two codes a byte, the first in the low half.
+        scales: `[rows, groups]`.
+        divisor: The global scale.
+
+    Returns:
+        `[rows, columns]`, F32.
+    """
+    rows, half = packed.shape
+    codes = np.empty((rows, half, 2), dtype=np.uint8)
+    codes[..., 0], codes[..., 1] = packed & 15, packed >> 4
+    values = E2M1[codes].reshape(rows, scales.shape[1], -1)
+    return (values * (scales / np.float32(divisor))[..., None]).reshape(rows, 2 * half)
 
 
 def read_floats(ref: TensorRef) -> Floats:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +8,11 @@ from pathlib import Path
 import pytest
 
 from clefq.console import Console
+from clefq.quantize.calibration import load_calibration
+from clefq.quantize.finish import copy_side_files
+from clefq.quantize.oneshot import run_oneshot
+from clefq.quantize.oneshot_worker import Job
+from clefq.quantize.recipes import bundled_recipe
 from clefq.quantize.run import QuantizeSpec, Result, quantize
 from tests.quantize.models import build_release, build_set
 
@@ -44,3 +50,18 @@ def made(base: Path, source: Path, calibration_set: Path) -> Make:
         return results[key]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def unshared(base: Path, source: Path, calibration_set: Path) -> Path:
+    """What llm-compressor makes by itself: no shared DeltaNet pair, norms rounded, no head."""
+    calibration = load_calibration(calibration_set, source, 16384)
+    prompts = base / "prompts.json"
+    prompts.write_text(json.dumps(calibration.prompts))
+    recipe = base / "nvfp4.yaml"
+    recipe.write_text(bundled_recipe("nvfp4", 4).text)
+    folder = base / "unshared"
+    job = Job(str(source), str(recipe), str(folder), str(prompts), shared_scales=False)
+    run_oneshot(job, base / "unshared.log", lambda step, steps: None)
+    copy_side_files(source, folder)
+    return folder

@@ -1,0 +1,83 @@
+"""`clefq repair`: mend unequal shared scales and damaged norms of a published checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clefq.cli.options import Json, Quiet
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from clefq.quantize.repair_report import RepairReport
+
+Folder = Annotated[Path, typer.Argument(metavar="CKPT", help="Quantized checkpoint folder.")]
+Source = Annotated[
+    Path | None,
+    typer.Option("--source", metavar="BF16", help="The BF16 checkpoint it was made from."),
+]
+Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the mended copy.")]
+
+
+def command(
+    checkpoint: Folder,
+    out: Out,
+    source: Source = None,
+    json_output: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write a copy whose fused projections share their scales; its audit must be clean."""
+    from clefq.console import Console
+    from clefq.quantize.repair import repair_checkpoint
+
+    console = Console(json_output=json_output, quiet=quiet)
+    report = repair_checkpoint(checkpoint, source, out, console)
+    console.result(report.to_json(), render(report))
+
+
+def render(report: RepairReport) -> RenderableType:
+    """The report as text of at most 80 columns, one line per kind of projection."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    if report.folder is None:
+        return Text("clean: nothing to mend, nothing written")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("projection", "method", "modules", "served at", "error before", "now"):
+        table.add_column(name, justify="left" if name in ("projection", "method") else "right")
+    for row in _rows(report):
+        table.add_row(*row)
+    parts: list[RenderableType] = [Text(str(report.folder))]
+    if report.members:
+        parts += [table, Text(f"errors: mean relative weight error against the {report.against}")]
+    if report.inputs:
+        parts.append(Text(f"{len(report.inputs)} groups now share their input scale"))
+    if report.restored:
+        parts.append(Text(f"{len(report.restored)} unquantized tensors restored from the source"))
+    parts.append(Text(f"audit clean\nnext: clefq predict {report.folder} --eval SET"))
+    return Group(*parts)
+
+
+def _rows(report: RepairReport) -> list[tuple[str, ...]]:
+    kinds: dict[tuple[str, str], list[int]] = {}
+    for index, member in enumerate(report.members):
+        kinds.setdefault((member.module.rpartition(".")[2], member.method), []).append(index)
+    rows: list[tuple[str, ...]] = []
+    for (leaf, method), indices in kinds.items():
+        members = [report.members[index] for index in indices]
+        count = len(members)
+        rows.append(
+            (
+                leaf,
+                method,
+                str(count),
+                f"×{min(m.shrink for m in members):.2f}",
+                f"{sum(m.before for m in members) / count:.4f}",
+                f"{sum(m.after for m in members) / count:.4f}",
+            )
+        )
+    return rows

@@ -1,0 +1,360 @@
+"""Mends unequal shared scales of a published checkpoint, with or without its BF16 source.
+
+Without the source, the FP8 group scales of a member are multiplied by the ratio of the shared
+(smallest) divisor to its own and rounded to E4M3. The member with the largest magnitude keeps
+every bit. With the source, a deviating member is quantized anew under the shared divisor, which
+gives the bits of a run that shared it from the start; that is right only where the stored
+weights are plain round-to-nearest, which is checked first.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from clefq import __version__
+from clefq.clef.scheme import scheme_from_config
+from clefq.clef.tensor_files import TensorInfo
+from clefq.console import Console
+from clefq.errors import AuditError, ClefqError, ExitCode
+from clefq.quantize import finish
+from clefq.quantize.audit import Audited, audit_checkpoint, open_audited, summary
+from clefq.quantize.audit_scales import read_global_scale, shared_groups, shrink_factors
+from clefq.quantize.fusion import FusedGroup
+from clefq.quantize.layout import copy_tensor
+from clefq.quantize.manifest import (
+    MANIFEST,
+    SCHEMA_VERSION,
+    Manifest,
+    read_manifest,
+    write_manifest,
+)
+from clefq.quantize.repair_report import Mended, RepairReport
+from clefq.quantize.report import AuditReport
+from clefq.quantize.tensors import (
+    INDEX,
+    Buffer,
+    OutTensor,
+    ShardFile,
+    TensorRef,
+    open_tensors,
+    weight_files,
+    write_index,
+)
+from clefq.quantize.values import Floats, decode, encode_e4m3, nvfp4_floats, read_floats
+from clefq.store.atomic import atomic_folder
+
+# what repair can mend; any other breach is refused
+MENDED = ("weight scales", "input scales")
+MENDED_WITH_SOURCE = (*MENDED, "untouched")
+# Rescaling may cost this much of a member's weights (relative), no more
+WORST_RESCALE = 0.05
+
+
+class RepairError(ClefqError):
+    """A checkpoint that cannot be mended honestly."""
+
+    exit_code = ExitCode.FAIL
+
+
+Edits = dict[str, Callable[[], Buffer]]
+
+
+def repair_checkpoint(
+    folder: Path, source: Path | None, out: Path, console: Console
+) -> RepairReport:
+    """Writes a mended copy of a checkpoint.
+
+    Args:
+        folder: The checkpoint with breaches.
+        source: The BF16 checkpoint it was made from, if there is one.
+        out: The folder to make; appears only when its audit is clean.
+        console: Notes and progress.
+
+    Returns:
+        What was done; its `folder` is None when there was nothing to mend.
+
+    Raises:
+        RepairError: The checkpoint has a breach that cannot be mended honestly.
+    """
+    found = audit_checkpoint(folder, source)
+    report = RepairReport(None, "stored weights" if source is None else "source")
+    if found.passed:
+        report.audit = found
+        return report
+    task = _Task(open_audited(folder), None if source is None else open_tensors(source), found)
+    refuse_unmendable(task)
+    edits = _mend_scales(task, report) | _mend_inputs(task, report)
+    added = _restore(task, report)
+    with atomic_folder(out) as target:
+        _copy(task, edits, added, target, console)
+        audit = audit_checkpoint(target, source)
+        if not audit.passed:
+            first = audit.breaches[0]
+            raise AuditError(f"the repair failed: {first.check}: {first.subject} {first.message}.")
+        _manifest(task, audit, target)
+    report.folder, report.audit = out, audit
+    return report
+
+
+@dataclass(frozen=True)
+class _Task:
+    """The checkpoint, its source and what is wrong with it."""
+
+    audited: Audited
+    source: Mapping[str, TensorRef] | None
+    found: AuditReport
+
+    @property
+    def refs(self) -> dict[str, TensorRef]:
+        return self.audited.refs
+
+    def other_rounding(self, module: str) -> bool:
+        """Whether the stored weights are known to be no plain round-to-nearest of the source."""
+        return module in self.found.facts.get("other_rounding", ())
+
+
+def refuse_unmendable(task: _Task) -> None:
+    """Raises where a breach cannot be mended.
+
+    Raises:
+        RepairError: Lists every such breach.
+    """
+    restorable = {b.subject for b in task.found.of("untouched")}
+    left = [
+        breach
+        for breach in task.found.breaches
+        if breach.check not in (MENDED if task.source is None else MENDED_WITH_SOURCE)
+        and not (breach.check in ("coverage", "values") and breach.subject in restorable)
+    ]
+    if left:
+        lines = [f"{b.check}: {b.subject} {b.message}" for b in left]
+        raise RepairError(
+            f"cannot mend {lines[0]}.",
+            fix="quantize again from the BF16 checkpoint.",
+            faults=lines[1:],
+        )
+    folded = task.found.facts.get("other_rounding", ())
+    if restorable and folded:
+        raise RepairError(
+            f"{sorted(restorable)[0]} differs from the source, and {folded[0]} is no plain "
+            "round-to-nearest: the recipe may have moved scales between them on purpose.",
+            fix="repair without --source.",
+        )
+
+
+def _mend_scales(task: _Task, report: RepairReport) -> Edits:
+    edits: Edits = {}
+    broken = {breach.subject for breach in task.found.of("weight scales")}
+    for group in shared_groups(task.audited.schemes):
+        divisors = _divisors(task.refs, group, "weight_global_scale")
+        if group.name not in broken or len(set(divisors.values())) < 2:
+            continue
+        shared = min(divisors.values())
+        factors = shrink_factors(divisors)
+        for module, own in divisors.items():
+            requantize = task.source is not None and not task.other_rounding(module)
+            if own == shared:
+                method = "kept"
+            elif requantize:
+                method = "requantized"
+                edits |= _requantized(task, module, shared)
+            else:
+                method = "rescaled"
+                edits |= _rescaled(task.refs, module, own, shared)
+            before, after = _errors(task, module, edits, factors[module])
+            if method == "rescaled" and task.source is None and after > WORST_RESCALE:
+                raise RepairError(
+                    f"rescaling {module} would change its weights by {after:.1%}.",
+                    fix="give the BF16 checkpoint with --source.",
+                )
+            report.members.append(Mended(module, method, factors[module], before, after))
+    return edits
+
+
+def _divisors(refs: Mapping[str, TensorRef], group: FusedGroup, suffix: str) -> dict[str, float]:
+    values = {m: read_global_scale(refs, m, suffix) for m in group.members}
+    return {m: value for m, value in values.items() if value is not None}
+
+
+def _float_bytes(ref: TensorRef, value: float) -> bytes:
+    """One number in the tensor's dtype (F32 or BF16; global scales are BF16 numbers)."""
+    raw = np.float32(value).tobytes()
+    return raw if ref.dtype == "F32" else raw[2:]
+
+
+def _rescaled(refs: Mapping[str, TensorRef], module: str, own: float, shared: float) -> Edits:
+    scale, divisor = refs[f"{module}.weight_scale"], refs[f"{module}.weight_global_scale"]
+    return {
+        scale.name: lambda: rescale(read_floats(scale), shared / own).tobytes(),
+        divisor.name: lambda: _float_bytes(divisor, shared),
+    }
+
+
+def rescale(scales: Floats, ratio: float) -> npt.NDArray[np.uint8]:
+    """Group scales times `ratio` (at most 1), rounded to E4M3; none becomes zero that was not."""
+    codes = encode_e4m3(scales.astype(np.float64) * ratio)
+    return np.where((codes == 0) & (scales > 0), np.uint8(1), codes).astype(np.uint8)
+
+
+def _requantized(task: _Task, module: str, shared: float) -> Edits:
+    from clefq.quantize.rounding import quantize_module
+
+    assert task.source is not None
+    ref, divisor = task.source[f"{module}.weight"], task.refs[f"{module}.weight_global_scale"]
+    return {
+        f"{module}.weight_packed": lambda: quantize_module(ref, shared)[0],
+        f"{module}.weight_scale": lambda: quantize_module(ref, shared)[1],
+        divisor.name: lambda: _float_bytes(divisor, shared),
+    }
+
+
+def _errors(task: _Task, module: str, edits: Edits, factor: float) -> tuple[float, float]:
+    """Relative weight error as an engine ran it before, and now."""
+    stored, now = _Stored(task.refs, module, {}), _Stored(task.refs, module, edits)
+    source = None if task.source is None else task.source[f"{module}.weight"]
+    before = after = norm = 0.0
+    for row in range(0, stored.rows, _ROWS):
+        values = stored.values(row)
+        truth = values
+        if source is not None:
+            width = source.nbytes // source.shape[0]
+            data = source.slice(row * width, len(values) * width)
+            truth = decode(data, source.dtype).reshape(values.shape)
+        norm += _square(truth)
+        before += _square(values * np.float32(factor) - truth)
+        after += _square(now.values(row) - truth)
+    if norm == 0:
+        return 0.0, 0.0
+    return (before / norm) ** 0.5, (after / norm) ** 0.5
+
+
+_ROWS = 512
+
+
+def _square(values: Floats) -> float:
+    wide = values.astype(np.float64)
+    return float(np.vdot(wide, wide))
+
+
+class _Stored:
+    """A module's stored numbers, or their edited form."""
+
+    def __init__(self, refs: Mapping[str, TensorRef], module: str, edits: Edits) -> None:
+        def read(suffix: str) -> Buffer:
+            name = f"{module}.{suffix}"
+            return edits[name]() if name in edits else refs[name].read()
+
+        self.rows = refs[f"{module}.weight_packed"].shape[0]
+        packed = np.frombuffer(read("weight_packed"), dtype=np.uint8)
+        self._packed = packed.reshape(self.rows, -1)
+        self._scales = decode(read("weight_scale"), "F8_E4M3").reshape(self.rows, -1)
+        divisor = decode(read("weight_global_scale"), refs[f"{module}.weight_global_scale"].dtype)
+        self._divisor = float(divisor.reshape(-1)[0])
+
+    def values(self, row: int) -> Floats:
+        """What some rows stand for."""
+        end = row + _ROWS
+        return nvfp4_floats(self._packed[row:end], self._scales[row:end], self._divisor)
+
+
+def _mend_inputs(task: _Task, report: RepairReport) -> Edits:
+    """Shared input scales: the smallest divisor, whose range holds every member's inputs."""
+    edits: Edits = {}
+    broken = {breach.subject for breach in task.found.of("input scales")}
+    for group in shared_groups(task.audited.schemes):
+        divisors = _divisors(task.refs, group, "input_global_scale")
+        if group.name not in broken or len(set(divisors.values())) < 2:
+            continue
+        shared = min(divisors.values())
+        report.inputs.append(group.name)
+        for module in divisors:
+            ref = task.refs[f"{module}.input_global_scale"]
+            edits[ref.name] = partial(_float_bytes, ref, shared)
+    return edits
+
+
+def _restore(task: _Task, report: RepairReport) -> dict[str, TensorRef]:
+    """Unquantized tensors to take from the source."""
+    if task.source is None:
+        return {}
+    names = sorted({breach.subject for breach in task.found.of("untouched")})
+    report.restored += names
+    return {name: task.source[name] for name in names}
+
+
+def _copy(
+    task: _Task, edits: Edits, restored: Mapping[str, TensorRef], out: Path, console: Console
+) -> None:
+    folder = task.audited.folder
+    files = weight_files(folder)
+    missing = [ref for name, ref in restored.items() if name not in task.refs]
+    shards: dict[str, list[OutTensor]] = {}
+    with console.progress("writing shards", len(files)) as advance:
+        for file in files:
+            refs = [restored.get(r.name, r) for r in task.refs.values() if r.file == file]
+            if file == files[-1]:
+                refs += missing
+            tensors = [OutTensor(ref.name, ref.dtype, ref.shape) for ref in refs]
+            with ShardFile(out / file.name, tensors) as target:
+                for ref in refs:
+                    if ref.name in edits:
+                        target.put(ref.name, 0, edits[ref.name]())
+                    else:
+                        copy_tensor(target, ref)
+            shards[file.name] = tensors
+            advance(1)
+    write_index(out, shards)
+    written = {file.name for file in files} | {INDEX, MANIFEST}
+    for path in sorted(folder.rglob("*")):
+        relative = path.relative_to(folder)
+        hidden = any(part.startswith(".") for part in relative.parts)
+        if path.is_file() and relative.as_posix() not in written and not hidden:
+            (out / relative).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, out / relative)
+
+
+def _manifest(task: _Task, audit: AuditReport, out: Path) -> None:
+    """A manifest of the mended folder; what the old one said of its making is kept."""
+    folder = task.audited.folder
+    old = read_manifest(folder) if (folder / MANIFEST).is_file() else None
+    files = finish.hash_files(out)
+    config = task.audited.config.get("quantization_config")
+    write_manifest(
+        out,
+        Manifest(
+            schema_version=SCHEMA_VERSION,
+            clefq_version=__version__,
+            created_at=finish.now(),
+            scheme=scheme_from_config(config, _infos(task.refs)) if old is None else old.scheme,
+            method="repair",
+            source={
+                "model_id": str(folder),
+                "revision": None,
+                "sha256": finish.identity(finish.hash_files(folder)),
+            },
+            recipe={"origin": None, "sha256": None} if old is None else old.recipe,
+            calibration=None if old is None else old.calibration,
+            versions=finish.versions(),
+            audit=summary(audit),
+            formats=dict(audit.facts["formats"]),
+            bytes={
+                "source": sum(ref.nbytes for ref in task.refs.values()),
+                "output": int(audit.facts["bytes"]),
+            },
+            files=files,
+            sha256=finish.identity(files),
+            seconds=0.0,
+            peak_memory_bytes=finish.peak_memory(),
+        ),
+    )
+
+
+def _infos(refs: Mapping[str, TensorRef]) -> dict[str, TensorInfo]:
+    return {n: TensorInfo(r.file, r.dtype, r.shape, r.begin, r.end) for n, r in refs.items()}

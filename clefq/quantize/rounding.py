@@ -1,0 +1,237 @@
+"""Compares stored weights with what round-to-nearest makes of a BF16 source. Needs torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from clefq.quantize.config_match import FP8, NVFP4, Scheme
+from clefq.quantize.stream import row_blocks
+from clefq.quantize.tensors import TensorRef
+
+if TYPE_CHECKING:
+    import torch
+
+Refs = Mapping[str, TensorRef]
+
+# Below this share of deviating numbers they count as damage, above it as another rounding.
+DAMAGE_SHARE = 1e-3
+# How far from a midpoint a value may lie for either neighbour to be its rounding, relative:
+# division differs between CPU and GPU kernels in the last bit.
+_TIE = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One quantized module held against its source.
+
+    Attributes:
+        module: Module name.
+        numbers: Codes and local scales compared.
+        deviating: How many of them differ from round-to-nearest under the stored global scale.
+        relative_error: ‖stored − source‖ / ‖source‖, Frobenius norm.
+        divisor: Stored global scale, or None.
+        expected_divisors: What the source's largest magnitude gives: for the module alone and
+            for its fused group, in BF16 and in F32 arithmetic.
+    """
+
+    module: str
+    numbers: int
+    deviating: int
+    relative_error: float
+    divisor: float | None = None
+    expected_divisors: tuple[float, ...] = ()
+
+    @property
+    def exact(self) -> bool:
+        """Whether every stored number is the one that round-to-nearest gives."""
+        return self.deviating == 0
+
+    @property
+    def damaged(self) -> bool:
+        """Whether a few numbers deviate from what is otherwise round-to-nearest."""
+        return 0 < self.deviating <= max(8, self.numbers * DAMAGE_SHARE)
+
+
+def comparable(scheme: Scheme) -> bool:
+    """Whether the module's rounding can be recomputed."""
+    if scheme.format == NVFP4:
+        return scheme.group_size == 16
+    return scheme.format in FP8 and scheme.strategy == "channel"
+
+
+def compare_module(
+    module: str, scheme: Scheme, refs: Refs, source: Refs, members: tuple[str, ...] = ()
+) -> Comparison:
+    """Recomputes a module's numbers from the source and counts those that differ.
+
+    Args:
+        module: Module name.
+        scheme: How it is stored.
+        refs: The quantized checkpoint's tensors.
+        source: The source's tensors.
+        members: All modules of its fused group, for the expected global scale.
+    """
+    if scheme.format == NVFP4:
+        return _compare_nvfp4(module, refs, source, members or (module,))
+    return _compare_fp8(module, refs, source)
+
+
+def _compare_nvfp4(module: str, refs: Refs, source: Refs, members: tuple[str, ...]) -> Comparison:
+    import torch
+
+    from clefq.quantize import kernels
+
+    packed, scales = refs[f"{module}.weight_packed"], refs[f"{module}.weight_scale"]
+    divisor = stored_divisor(refs, module)
+    tally = _Tally()
+    ref = source[f"{module}.weight"]
+    for row, block in row_blocks(ref, ref.dtype):
+        ours = _rows(packed, row, len(block), torch.uint8)
+        ours_scales = _rows(scales, row, len(block), torch.float8_e4m3fn)
+        theirs, theirs_scales = kernels.nvfp4_rows(block, divisor, weight_args("NVFP4A16"))
+        differs = ours.view(torch.uint8) != theirs
+        if bool(differs.any()):
+            tally.deviating += _nvfp4_deviations(ours, theirs, block, theirs_scales, divisor)
+        tally.deviating += int((_raw(ours_scales) != _raw(theirs_scales)).sum())
+        tally.add(kernels.nvfp4_values(ours, ours_scales, divisor), block)
+        tally.numbers += block.numel() + ours_scales.numel()
+    return Comparison(
+        module,
+        tally.numbers,
+        tally.deviating,
+        tally.relative_error,
+        float(divisor),
+        _expected(source, module, members),
+    )
+
+
+def _nvfp4_deviations(
+    ours: torch.Tensor,
+    theirs: torch.Tensor,
+    block: torch.Tensor,
+    scales: torch.Tensor,
+    divisor: torch.Tensor,
+) -> int:
+    """Codes that differ, apart from those whose value lies on a midpoint up to rounding."""
+    from clefq.quantize import kernels
+
+    a, b = kernels.unpack_e2m1(ours), kernels.unpack_e2m1(theirs)
+    wide = block.unflatten(-1, (-1, kernels.GROUP)).float()
+    value = (wide / (scales.float() / divisor).unsqueeze(-1)).flatten(-2)
+    middle = (a + b) / 2
+    tie = (value - middle).abs() <= _TIE * middle.abs()
+    # two zeros of different sign stand for the same weight
+    return int(((a != b) & ~tie).sum())
+
+
+def _compare_fp8(module: str, refs: Refs, source: Refs) -> Comparison:
+    import torch
+
+    from clefq.quantize import kernels
+
+    codes, scales = refs[f"{module}.weight"], refs[f"{module}.weight_scale"]
+    dtype = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}[scales.dtype]
+    tally = _Tally()
+    ref = source[f"{module}.weight"]
+    for row, block in row_blocks(ref, ref.dtype):
+        ours = _rows(codes, row, len(block), torch.float8_e4m3fn)
+        ours_scales = _rows(scales, row, len(block), dtype)
+        theirs, theirs_scales = kernels.fp8_rows(block, weight_args("FP8_DYNAMIC"))
+        tally.deviating += int((ours.float() != theirs.float()).sum())
+        tally.deviating += int((ours_scales.float() != theirs_scales.float()).sum())
+        tally.add(ours.float() * ours_scales.float().view(-1, 1), block)
+        tally.numbers += block.numel() + ours_scales.numel()
+    return Comparison(module, tally.numbers, tally.deviating, tally.relative_error)
+
+
+class _Tally:
+    """Counts and squared norms over the blocks of a weight."""
+
+    def __init__(self) -> None:
+        self.numbers = 0
+        self.deviating = 0
+        self._error = 0.0
+        self._norm = 0.0
+
+    def add(self, stored: torch.Tensor, block: torch.Tensor) -> None:
+        wide = block.double()
+        self._error += float(((stored.double() - wide) ** 2).sum())
+        self._norm += float((wide**2).sum())
+
+    @property
+    def relative_error(self) -> float:
+        if self._norm == 0:
+            return 0.0 if self._error == 0 else float("inf")
+        return float((self._error / self._norm) ** 0.5)
+
+
+def quantize_module(weight: TensorRef, divisor: float) -> tuple[bytes, bytes]:
+    """Quantizes a source weight to NVFP4 under a given global scale.
+
+    Returns:
+        Packed codes and group scales, as stored.
+    """
+    import torch
+
+    from clefq.quantize import kernels
+
+    shared = torch.tensor([divisor], dtype=torch.float32)
+    packed, scales = bytearray(), bytearray()
+    for _, block in row_blocks(weight, weight.dtype):
+        codes, group = kernels.nvfp4_rows(block, shared, weight_args("NVFP4A16"))
+        packed += codes.numpy().tobytes()
+        scales += _raw(group).numpy().tobytes()
+    return bytes(packed), bytes(scales)
+
+
+def stored_divisor(refs: Refs, module: str) -> torch.Tensor:
+    """A module's global scale, `[1]`, F32."""
+    import torch
+
+    from clefq.quantize.values import read_floats
+
+    values = read_floats(refs[f"{module}.weight_global_scale"]).reshape(-1)
+    return torch.from_numpy(values.copy())[:1]
+
+
+def _expected(source: Refs, module: str, members: tuple[str, ...]) -> tuple[float, ...]:
+    import torch
+
+    from clefq.quantize import kernels
+
+    largest = {}
+    for member in dict.fromkeys((module, *members)):
+        ref = source[f"{member}.weight"]
+        blocks = [kernels.absmax(block) for _, block in row_blocks(ref, ref.dtype)]
+        largest[member] = torch.stack(blocks).max()
+    group = torch.stack(list(largest.values())).max()
+    return tuple(
+        float(kernels.global_scale(value))
+        for own in (group, largest[module])
+        for value in (own, own.float())
+    )
+
+
+def _rows(ref: TensorRef, row: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    import torch
+
+    width = ref.nbytes // ref.shape[0]
+    data = ref.slice(row * width, count * width)
+    return torch.frombuffer(data, dtype=dtype).view(count, -1)
+
+
+def _raw(tensor: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return tensor.view(torch.uint8)
+
+
+@cache
+def weight_args(preset: str) -> Any:
+    """The weights' `QuantizationArgs` of a compressed-tensors preset."""
+    from compressed_tensors.quantization import preset_name_to_scheme
+
+    return preset_name_to_scheme(preset, ["Linear"]).weights
