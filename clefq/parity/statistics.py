@@ -21,14 +21,16 @@ from clefq.parity.figures import (
     resolve_at,
 )
 from clefq.parity.flatten import BoolArray
-from clefq.parity.measures import find_measure, measures
+from clefq.parity.measures import Measure, find_measure, measures
 from clefq.parity.metric import Metric
 from clefq.parity.pairs import PairedSet
+from clefq.parity.policies import PREFIXES, Policy, policy_measures
 from clefq.parity.resampling import resampling_key
 from clefq.parity.slices import slice_masks
 
 OVERALL = "overall"
 MACRO_F1 = "macro_f1_delta"
+_POLICY = "policy "
 NO_GATES = "0" * 64
 
 
@@ -43,6 +45,7 @@ class StatisticsSpec:
         resamples: Bootstrap resamples.
         thresholds: Thresholds T of `threshold_flips@T`.
         slices: Whether to compute the slices too.
+        policies: Decision policies to report on.
         threads: Threads of the resampling; never changes a number.
     """
 
@@ -51,6 +54,7 @@ class StatisticsSpec:
     resamples: int = 10_000
     thresholds: tuple[float, ...] = (0.5,)
     slices: bool = True
+    policies: tuple[Policy, ...] = ()
     threads: int = 2
 
 
@@ -62,6 +66,7 @@ class PairStatistics:
         metrics: Metric name → figure, overall.
         slices: Slice name → metric name → figure; for names see
             `clefq.parity.slices.slice_masks`.
+        policies: Policy name → metric name (`policy_cost@NAME` and its kin) → figure.
         pairs: What they were computed from.
         values: Per-question values.
         spec: How.
@@ -69,6 +74,7 @@ class PairStatistics:
 
     metrics: Mapping[str, Metric]
     slices: Mapping[str, Mapping[str, Metric]]
+    policies: Mapping[str, Mapping[str, Metric]]
     pairs: PairedSet
     values: QuestionValues
     spec: StatisticsSpec
@@ -119,7 +125,7 @@ class PairStatistics:
     def _figure(
         self, name: str, mask: BoolArray | None, confidence: float, margin: float | None
     ) -> Metric:
-        measure = find_measure(self.pairs, self.values, name, self.spec.thresholds)
+        measure = self._measure(name)
         if measure.pessimistic is not None:
             measure = replace(measure, value=measure.pessimistic)
         idx = indices(mask, measure.domain)
@@ -127,6 +133,12 @@ class PairStatistics:
         if item.metric.method != NONE:
             return item.metric  # in closed form
         return resolve_at(item, sampling_of(self.pairs, self.spec), margin)
+
+    def _measure(self, name: str) -> Measure:
+        for policy in self.spec.policies:
+            if name.startswith(PREFIXES) and name.endswith(f"@{policy.name}"):
+                return policy_measures(self.pairs, self.values, policy)[name]
+        return find_measure(self.pairs, self.values, name, self.spec.thresholds)
 
 
 def compare(pairs: PairedSet, spec: StatisticsSpec | None = None) -> PairStatistics:
@@ -145,16 +157,16 @@ def compare(pairs: PairedSet, spec: StatisticsSpec | None = None) -> PairStatist
     whole = [name for name, mask in scopes.items() if mask is not None and bool(mask.all())]
     waiting: dict[tuple[str, str], Pending] = {}
     for scope, mask in scopes.items():
-        if scope in whole:
-            continue
-        for name, measure in found.items():
-            idx = indices(mask, measure.domain)
-            item = pending_figure(measure, idx, pairs.record_index, spec.confidence)
-            waiting[scope, name] = item
-        for name, item in curve_figures(pairs, values, mask, spec.confidence).items():
-            waiting[scope, name] = item
-        if mask is None or scope.startswith("cohort="):
-            waiting[scope, MACRO_F1] = macro_f1_figure(pairs, values, mask, spec.confidence)
+        if scope not in whole:
+            by_cohort = mask is None or scope.startswith("cohort=")
+            items = _ratios(pairs, found, mask, spec)
+            items |= curve_figures(pairs, values, mask, spec.confidence)
+            if by_cohort:
+                items[MACRO_F1] = macro_f1_figure(pairs, values, mask, spec.confidence)
+            waiting |= {(scope, name): item for name, item in items.items()}
+    for policy in spec.policies:
+        items = _ratios(pairs, policy_measures(pairs, values, policy), None, spec)
+        waiting |= {(f"{_POLICY}{policy.name}", name): item for name, item in items.items()}
     resolved = resolve(list(waiting.values()), sampling_of(pairs, spec))
     by_scope: dict[str, dict[str, Metric]] = {}
     for (scope, name), metric in zip(waiting, resolved, strict=True):
@@ -165,7 +177,19 @@ def compare(pairs: PairedSet, spec: StatisticsSpec | None = None) -> PairStatist
         for scope in scopes
         if scope != OVERALL
     }
-    return PairStatistics(metrics, slices, pairs, values, spec)
+    policies = {policy.name: by_scope[f"{_POLICY}{policy.name}"] for policy in spec.policies}
+    return PairStatistics(metrics, slices, policies, pairs, values, spec)
+
+
+def _ratios(
+    pairs: PairedSet, found: Mapping[str, Measure], mask: BoolArray | None, spec: StatisticsSpec
+) -> dict[str, Pending]:
+    return {
+        name: pending_figure(
+            measure, indices(mask, measure.domain), pairs.record_index, spec.confidence
+        )
+        for name, measure in found.items()
+    }
 
 
 def sampling_of(pairs: PairedSet, spec: StatisticsSpec) -> Sampling:
