@@ -30,6 +30,7 @@ COMMANDS: dict[str, str] = {
     "predict": "predict",
     "parity": "parity",
     "gate": "gate",
+    "plan": "plan",
     "audit": "audit",
     "repair": "repair",
 }

@@ -210,8 +210,10 @@ def decide(direction: str, limit: float, lower: float, upper: float) -> tuple[st
     return INCONCLUSIVE, "the interval contains the limit"
 
 
-def questions_needed(figure: Metric, limit: float, confidence: float) -> int | None:
-    """Questions in all that would decide with 80% power, if the estimate stays where it is.
+def questions_needed(
+    figure: Metric, limit: float, confidence: float, power: float = POWER
+) -> int | None:
+    """Questions in all that would decide with that power, if the estimate stays where it is.
 
     The half-width w towards the limit shrinks with the root of n, so n·(w/d)² for the distance d
     puts the bound on the limit (an even chance); ((z_a + z_b)/z_a)² adds the power.
@@ -228,7 +230,7 @@ def questions_needed(figure: Metric, limit: float, confidence: float) -> int | N
     if distance == 0:
         return None
     normal = NormalDist()
-    z_a, z_b = normal.inv_cdf(confidence), normal.inv_cdf(POWER)
+    z_a, z_b = normal.inv_cdf(confidence), normal.inv_cdf(power)
     needed = figure.n_questions * ((width / distance) * (z_a + z_b) / z_a) ** 2
     if needed > MOST_QUESTIONS:
         return None

@@ -26,6 +26,7 @@ from clefq.parity.preregistration import (
 )
 from clefq.parity.report_json import parity_document, read_parity
 from clefq.parity.run import FROM_BOUNDS, FROM_PREDICTIONS, provenance
+from clefq.parity.slices import LENGTH_BANDS, MARGIN_BANDS, OPTION_BANDS
 from clefq.parity.verdict import INVALID, Coverage, Evidence, draw_verdict
 from clefq.store.atomic import sha256_bytes, sha256_file
 from clefq.store.predictions import PredictionsMeta, read_predictions
@@ -151,6 +152,14 @@ def _predictions_of(
     return (found[0], found[1]), False
 
 
+def slice_order(name: str) -> tuple[str, int, str]:
+    """Sort key of a slice name: by key, then the bands' order, then the name."""
+    key, _, value = name.partition("=")
+    bands = {"length": LENGTH_BANDS, "margin": MARGIN_BANDS, "options": OPTION_BANDS}.get(key, ())
+    labels = [label for label, _, _ in bands]
+    return key, labels.index(value) if value in labels else len(labels), value
+
+
 class StoredSource:
     """Gate figures from a stored report: its gates' bounds, then its metrics.
 
@@ -179,8 +188,9 @@ class StoredSource:
         return "the stored report holds no bound at this confidence"
 
     def slice_names(self, by: str) -> Sequence[str]:
-        """Slices of one key."""
-        return [name for name in self._document["slices"] if name.startswith(f"{by}=")]
+        """Slices of one key, bands in their own order (a stored report sorts by name)."""
+        names = [name for name in self._document["slices"] if name.startswith(f"{by}=")]
+        return sorted(names, key=slice_order)
 
     def _scope(self, name: str) -> Mapping[str, Any]:
         scopes = {OVERALL: self._document["metrics"], **self._document["slices"]}
