@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
+from clefq.store.list_columns import list_column
 from clefq.store.predictions import Predictions
 
 FloatArray = npt.NDArray[np.float64]
@@ -55,13 +56,14 @@ def flatten(predictions: Predictions) -> FlatRows:
     NaN or +inf, or a sum off one by more than max(1e-3, K·d/2) for K options and quantum d.
     """
     frame = predictions.frame
-    option_start, option_ids = _list_column(frame["option_ids"], pa.string())
-    raw_start, raw = _list_column(frame["logprobs"], pa.float64())
+    options = list_column(frame["option_ids"], pa.string())
+    raw = list_column(frame["logprobs"], pa.float64())
+    option_start = options.start
     counts = np.diff(option_start)
-    same_length = np.diff(raw_start) == counts
+    same_length = raw.counts == counts
     logprobs = np.full(int(option_start[-1]), np.nan)
-    source = segments(raw_start[:-1], np.where(same_length, counts, 0))
-    logprobs[segments(option_start[:-1], np.where(same_length, counts, 0))] = raw[source]
+    source = segments(raw.start[:-1], np.where(same_length, counts, 0))
+    logprobs[segments(option_start[:-1], np.where(same_length, counts, 0))] = raw.values[source]
     error = _strings(frame["error"])
     quantum = predictions.meta.probability_quantum
     for reason, rows in _unusable(logprobs, option_start, same_length, quantum):
@@ -78,7 +80,7 @@ def flatten(predictions: Predictions) -> FlatRows:
         input_tokens=frame["input_tokens"].to_numpy(dtype=np.int64),
         truncated_tokens=frame["truncated_tokens"].to_numpy(dtype=np.int64),
         option_start=option_start,
-        option_ids=np.asarray(option_ids, dtype=object),
+        option_ids=np.asarray(options.values, dtype=object),
         logprobs=logprobs,
     )
 
@@ -116,15 +118,6 @@ def _unusable(
         ("logprobs hold NaN or +inf", not_finite),
         ("probabilities do not sum to one", off),
     ]
-
-
-def _list_column(column: pd.Series, kind: pa.DataType) -> tuple[IntArray, npt.NDArray[np.object_]]:
-    lists = pa.array(column.to_numpy(dtype=object), type=pa.list_(kind), from_pandas=True)
-    if isinstance(lists, pa.ChunkedArray):
-        lists = lists.combine_chunks()
-    lengths = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    start = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    return start, lists.flatten().to_numpy(zero_copy_only=False)
 
 
 def _strings(column: pd.Series) -> ObjectArray:

@@ -7,18 +7,21 @@ sides: what is malformed is refused when it is written, not when it is judged.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from clefq.errors import PredictionsError
 from clefq.store.atomic import atomic_file
+from clefq.store.list_columns import ListColumn, list_column
 
 SCHEMA_VERSION = 1
 METADATA_KEY = b"clefq"
@@ -144,36 +147,79 @@ def validate_frame(frame: pd.DataFrame, quantum: float | None = None) -> list[st
     if bool(doubled.any()):
         row = frame[doubled].iloc[0]
         found.append(f"{row.record_id}/{row.question_id} appears more than once")
-    seen: set[str] = set()
-    for row in frame.itertuples(index=False):
-        fault = _row_fault(row, quantum)
-        if fault is not None and fault[0] not in seen:
-            seen.add(fault[0])
-            found.append(f"{row.record_id}/{row.question_id}: {fault[1]}")
-    return found
+    try:
+        columns = _Columns(frame, quantum)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return [*found, "option_ids or logprobs hold something other than lists"]
+    return found + columns.faults()
 
 
-def _row_fault(row: Any, quantum: float | None) -> tuple[str, str] | None:
-    options = list(row.option_ids)
-    if row.question_type not in QUESTION_TYPES:
-        return "type", f"unknown question type {row.question_type!r}"
-    if len(options) < 2 or len(set(options)) != len(options):
-        return "options", "needs at least two distinct option ids"
-    failed = isinstance(row.error, str)
-    if failed != (row.logprobs is None):
-        return "error", "needs either logprobs or an error, not both or neither"
-    if failed:
-        return None
-    logprobs = np.asarray(row.logprobs, dtype=np.float64)
-    if logprobs.shape != (len(options),):
-        return "length", f"{logprobs.size} logprobs for {len(options)} options"
-    if bool(np.isnan(logprobs).any()) or bool((logprobs == np.inf).any()):
-        return "nan", "logprobs hold NaN or +inf; write the row with its error instead"
-    slack = 1e-12 if quantum is None else len(options) * quantum / 2 + 1e-12
-    total = float(np.exp(logprobs).sum())
-    if abs(total - 1.0) > slack:
-        return "sum", f"probabilities sum to {total!r}"
-    return None
+class _Columns:
+    """A frame's columns, checked kind by kind: a row's first fault hides its later ones."""
+
+    def __init__(self, frame: pd.DataFrame, quantum: float | None) -> None:
+        self.frame = frame
+        self.options = list_column(frame["option_ids"], pa.string())
+        self.logprobs = list_column(frame["logprobs"], pa.float64())
+        per_option = 0.0 if quantum is None else quantum / 2
+        self.slack = self.options.counts * per_option + 1e-12
+
+    def faults(self) -> list[str]:
+        """One line per kind of fault, in the order of the first row that has it."""
+        first: list[tuple[int, str]] = []
+        clean = np.ones(len(self.frame), dtype=bool)
+        for wrong, describe in self._checks():
+            rows = np.flatnonzero(wrong & clean)
+            if len(rows):
+                at = int(rows[0])
+                row = self.frame.iloc[at]
+                first.append((at, f"{row.record_id}/{row.question_id}: {describe(at)}"))
+            clean &= ~wrong
+        return [text for _, text in sorted(first, key=lambda item: item[0])]
+
+    def _checks(self) -> list[tuple[npt.NDArray[np.bool_], Callable[[int], str]]]:
+        failed = self.frame["error"].notna().to_numpy(dtype=bool)
+        known = self.frame["question_type"].isin(QUESTION_TYPES).to_numpy(dtype=bool)
+        types = self.frame["question_type"]
+        lengths = self.logprobs.counts
+        values = self.logprobs.values
+        bad = np.isnan(values) | np.isposinf(values)
+        total = self._by_row(self.logprobs, np.exp(np.where(bad, -np.inf, values)))
+        return [
+            (~known, lambda at: f"unknown question type {types.iloc[at]!r}"),
+            (self._few_options(), lambda _: "needs at least two distinct option ids"),
+            (
+                failed != self.logprobs.null,
+                lambda _: "needs either logprobs or an error, not both or neither",
+            ),
+            (
+                ~failed & (lengths != self.options.counts),
+                lambda at: f"{lengths[at]} logprobs for {self.options.counts[at]} options",
+            ),
+            (
+                self._by_row(self.logprobs, bad.astype(np.float64)) > 0,
+                lambda _: "logprobs hold NaN or +inf; write the row with its error instead",
+            ),
+            (
+                ~failed & (np.abs(total - 1.0) > self.slack),
+                lambda at: f"probabilities sum to {float(total[at])!r}",
+            ),
+        ]
+
+    def _few_options(self) -> npt.NDArray[np.bool_]:
+        codes, names = pd.factorize(self.options.values)
+        counts = self.options.counts
+        row = np.repeat(np.arange(len(counts)), counts)
+        key = np.sort(row * (len(names) + 1) + codes)
+        wrong = counts < 2
+        wrong[row[codes < 0]] = True  # a null option id
+        wrong[key[1:][key[1:] == key[:-1]] // (len(names) + 1)] = True
+        return wrong
+
+    @staticmethod
+    def _by_row(column: ListColumn, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        row = np.repeat(np.arange(len(column.counts)), column.counts)
+        return np.bincount(row, values, minlength=len(column.counts)).astype(np.float64)
 
 
 def write_predictions(path: Path, frame: pd.DataFrame, meta: PredictionsMeta) -> None:
