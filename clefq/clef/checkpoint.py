@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clefq.clef.backbone import TEXT, missing_modules
 from clefq.clef.head_config import HEAD_CONFIG_FILE, HEAD_FILE, HeadConfig, head_folder
 from clefq.clef.scheme import scheme_from_config
 from clefq.clef.tensor_files import FLOAT_DTYPES, TensorInfo, check_head_file, read_header
@@ -22,7 +23,7 @@ MANIFEST_FILE = "clefq.json"
 SCHEMES = ("bf16", "fp8", "nvfp4", "nvfp4a16", "nvfp4-mlp", "mixed", "unknown")
 
 LM_HEAD = "lm_head.weight"
-EMBEDDING = "model.language_model.embed_tokens.weight"
+EMBEDDING = f"{TEXT}.embed_tokens.weight"
 
 _HASHED_FILES = ("config.json", HEAD_CONFIG_FILE, "tokenizer.json")
 _RELEASE_FIX = "point at a folder laid out as the Clef release (config.json, model.safetensors…)."
@@ -99,6 +100,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         quantization_config=_quantization_config(config, folder),
         manifest=manifest,
     )
+    _check_modules(checkpoint)
     _check_sizes(checkpoint)
     PromptTokenizer.from_folder(folder)
     return checkpoint
@@ -203,6 +205,21 @@ def _read_indexed(folder: Path, index: Path) -> tuple[tuple[Path, ...], dict[str
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         raise CheckpointError(f"{index} does not fit its shards: {faults[0]}{more}.", fix=fix)
     return files, tensors
+
+
+def _check_modules(checkpoint: Checkpoint) -> None:
+    """Every module is there under its name: loaders fill what is missing with random numbers."""
+    folder = checkpoint.folder
+    try:
+        missing = missing_modules(checkpoint.text_config, checkpoint.tensors)
+    except ValueError as error:
+        raise CheckpointError(f"{folder / 'config.json'}: {error}.", fix=_RELEASE_FIX) from error
+    if missing:
+        more = f" and {len(missing) - 1} more modules" if len(missing) > 1 else ""
+        raise CheckpointError(
+            f"{folder}: no weights for {missing[0]}{more}.",
+            fix="download all shards again; or save with the release's tensor names.",
+        )
 
 
 def _check_sizes(checkpoint: Checkpoint) -> None:

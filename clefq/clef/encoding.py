@@ -213,7 +213,8 @@ def _encode_body(
         question.id, question.type_id, span, tuple(option.id for option in options), tuple(spans)
     )
     result = (tuple(ids), encoded)
-    tokenizer.bodies.put(key, result)
+    # the criteria text in the key and the spans weigh about as much as the ids
+    tokenizer.bodies.put(key, result, 2 * len(ids))
     return result
 
 

@@ -24,6 +24,7 @@ NOUL_DESCRIPTIONS: dict[str, JSON] = {
     "false": "The proposition is false or the answer is no.",
 }
 
+_MAX_FAULTS = 50
 _RECORD_KEYS = ("id", "cohort", "state", "questions", "images", "videos", "gold")
 _QUESTION_KEYS = ("type", "instructions", "criteria")
 _RECORD_FIX = (
@@ -239,7 +240,10 @@ def _decode_line(line: bytes, where: str) -> object:
 
 def _record_error(where: str, faults: list[str], record_id: object = None) -> RecordError:
     place = f"{where} (record {record_id!r})" if isinstance(record_id, str) else where
-    return RecordError(f"{place}: {faults[0]}.", fix=_RECORD_FIX, faults=faults[1:])
+    rest = faults[1:_MAX_FAULTS]
+    if len(faults) > _MAX_FAULTS:
+        rest.append(f"and {len(faults) - _MAX_FAULTS} more faults")
+    return RecordError(f"{place}: {faults[0]}.", fix=_RECORD_FIX, faults=rest)
 
 
 def _unknown_keys(value: dict[str, JSON], known: tuple[str, ...], place: str) -> list[str]:

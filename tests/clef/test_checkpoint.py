@@ -26,11 +26,13 @@ from clefq.errors import CheckpointError
 HEAD = HeadConfig(hidden_size=8, width=4, routing_layers=1, layers=1, heads=2, feedforward=8)
 VOCABULARY = 20
 HIDDEN = (VOCABULARY, 8)
+LAYER = "model.language_model.layers.0"
+MODULES = (
+    "input_layernorm", "post_attention_layernorm", "mlp.gate_proj", "mlp.down_proj",
+    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+    "self_attn.q_norm", "self_attn.k_norm",
+)  # fmt: skip
 PROJECTION = "model.language_model.layers.0.mlp.up_proj.weight"
-
-
-def bits(shape: tuple[int, ...]) -> np.ndarray:
-    return np.full(shape, 0x3F80, dtype=np.uint16)
 
 
 def write_tensors(path: Path, tensors: dict[str, tuple[str, tuple[int, ...]]]) -> None:
@@ -58,6 +60,7 @@ SHARDS: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {
     "model-00001-of-00002.safetensors": {
         "model.language_model.embed_tokens.weight": ("BF16", HIDDEN),
         PROJECTION: ("BF16", (16, 8)),
+        **{f"{LAYER}.{module}.weight": ("BF16", (2,)) for module in MODULES},
     },
     "model-00002-of-00002.safetensors": {
         "lm_head.weight": ("BF16", HIDDEN),
@@ -70,7 +73,13 @@ def config() -> dict[str, Any]:
     return {
         "model_type": "qwen3_5",
         "architectures": ["Qwen3_5ForConditionalGeneration"],
-        "text_config": {"hidden_size": 8, "vocab_size": VOCABULARY, "tie_word_embeddings": False},
+        "text_config": {
+            "hidden_size": 8,
+            "vocab_size": VOCABULARY,
+            "tie_word_embeddings": False,
+            "num_hidden_layers": 1,
+            "layer_types": ["full_attention"],
+        },
     }
 
 
@@ -166,6 +175,15 @@ def quantize_lm_head(folder: Path) -> None:
 def fp8_lm_head(folder: Path) -> None:
     shards = {file: dict(tensors) for file, tensors in SHARDS.items()}
     shards["model-00002-of-00002.safetensors"]["lm_head.weight"] = ("F8_E4M3", HIDDEN)
+    write_index(folder, shards)
+
+
+def doubled_prefix(folder: Path) -> None:
+    shards = {
+        file: {name.replace("language_model.", "language_model.language_model."): info}
+        for file, tensors in SHARDS.items()
+        for name, info in tensors.items()
+    }
     write_index(folder, shards)
 
 
@@ -287,6 +305,27 @@ DAMAGES: dict[str, Damage] = {
         lambda f: (f / INDEX_FILE).unlink(),
         "model",
         f"neither {INDEX_FILE} nor model.safetensors",
+    ),
+    "doubled names": (doubled_prefix, "model", "no weights for model.language_model.embed_tokens"),
+    "more layers": (
+        lambda f: edit(
+            f / "config.json",
+            lambda c: c["text_config"].update(num_hidden_layers=2, layer_types=None),
+        ),
+        "model",
+        "no weights for model.language_model.layers.0.linear_attn.in_proj_qkv and 22 more modules",
+    ),
+    "no layer count": (
+        lambda f: edit(
+            f / "config.json", lambda c: c["text_config"].pop("num_hidden_layers") and c
+        ),
+        "config.json",
+        "num_hidden_layers is None",
+    ),
+    "odd layer types": (
+        lambda f: edit(f / "config.json", lambda c: c["text_config"].update(layer_types=["x"])),
+        "config.json",
+        "layer_types does not name",
     ),
     "no lm_head": (no_lm_head, "model", "no tensor lm_head.weight"),
     "packed lm_head": (quantize_lm_head, "model", "lm_head is quantized"),
