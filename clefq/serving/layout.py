@@ -84,7 +84,8 @@ def parse_layout(extra_kwargs: object, prompt_length: int) -> Layout:
     if not isinstance(body, Mapping) or set(body) != _KEYS:
         raise LayoutError(f"extra_kwargs carries no whole {LAYOUT_KEY!r}")
     if body["version"] != LAYOUT_VERSION:
-        raise LayoutError(f"layout version {body['version']!r}, this plugin reads {LAYOUT_VERSION}")
+        stated = repr(body["version"])[:40]
+        raise LayoutError(f"layout version {stated}, this plugin reads {LAYOUT_VERSION}")
     types = _integers(body["types"], "types")
     counts = _integers(body["option_counts"], "option_counts")
     if not types or any(not 0 <= value < TYPE_COUNT for value in types):

@@ -95,7 +95,7 @@ class JointHeadPooler(Pooler):
             layout = parse_layout(extra_kwargs, hidden.shape[0])
         except LayoutError as error:
             if isinstance(extra_kwargs, dict) and LAYOUT_KEY in extra_kwargs:
-                logger.warning("clefq: refused a request's layout: %s", error)
+                logger.warning("clefq: refused a layout: %.200s", error)
             return None
         return encoded_of(layout, ids)
 

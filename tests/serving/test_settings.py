@@ -1,0 +1,120 @@
+"""Settings become vLLM's arguments; what is wrong is said before vLLM starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from clefq.errors import CheckpointError, InputError
+from clefq.serving import ARCHITECTURE, ServeSettings
+from clefq.serving.plugin import parse_version, version_warning
+from clefq.serving.settings import cpu_environment, engine_arguments
+
+HEAD = {
+    "hidden_size": 64,
+    "width": 32,
+    "routing_layers": 1,
+    "layers": 1,
+    "heads": 2,
+    "feedforward": 64,
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "joint_head.safetensors").touch()
+    (tmp_path / "joint_head_config.json").write_text(json.dumps(HEAD))
+    config = {"text_config": {"max_position_embeddings": 32768}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def test_what_clef_needs_is_always_set(folder: Path) -> None:
+    arguments = engine_arguments(folder, ServeSettings(), cpu=False)
+    assert arguments["enable_prefix_caching"] is False
+    assert arguments["enable_chunked_prefill"] is True
+    assert arguments["mamba_ssm_cache_dtype"] == "float32"
+    assert arguments["max_cudagraph_capture_size"] == 2048
+    assert arguments["hf_overrides"] == {
+        "architectures": [ARCHITECTURE],
+        "joint_head_config": HEAD,
+    }
+    assert "gdn_prefill_backend" not in arguments
+    assert "language_model_only" not in arguments
+
+
+def test_settings_reach_vllm(folder: Path) -> None:
+    settings = ServeSettings(
+        max_images=0, step_tokens=1024, gdn_backend="triton", tensor_parallel=2, gpu_memory=0.5
+    )
+    arguments = engine_arguments(folder, settings, cpu=False)
+    assert arguments["language_model_only"] is True
+    assert arguments["gdn_prefill_backend"] == "triton"
+    assert arguments["tensor_parallel_size"] == 2
+    assert arguments["gpu_memory_utilization"] == 0.5
+    # graphs beyond a step's size would never be used
+    assert arguments["max_cudagraph_capture_size"] == 1024
+    eager = engine_arguments(folder, ServeSettings(eager=True), cpu=False)
+    assert eager["enforce_eager"] is True
+    assert "max_cudagraph_capture_size" not in eager
+
+
+def test_a_cpu_runs_eagerly_and_without_gpu_options(folder: Path) -> None:
+    arguments = engine_arguments(folder, ServeSettings(gdn_backend="triton"), cpu=True)
+    assert arguments["enforce_eager"] is True
+    for name in ("gpu_memory_utilization", "gdn_prefill_backend", "mamba_ssm_cache_dtype"):
+        assert name not in arguments
+    assert cpu_environment(ServeSettings(cpu_cache_gib=3))["VLLM_CPU_KVCACHE_SPACE"] == "3"
+    threads = cpu_environment(ServeSettings(cpu_threads=1))
+    assert threads["OMP_NUM_THREADS"] == "1"
+    assert threads["VLLM_CPU_OMP_THREADS_BIND"].isdigit()
+
+
+def test_every_fault_is_listed_at_once() -> None:
+    with pytest.raises(InputError) as caught:
+        ServeSettings(max_length=0, gpu_memory=1.5, gdn_backend="cute")  # type: ignore[arg-type]
+    assert len(caught.value.faults) == 2
+
+
+def test_more_positions_than_the_model_has(folder: Path) -> None:
+    with pytest.raises(InputError, match="32768 positions"):
+        engine_arguments(folder, ServeSettings(max_length=40000), cpu=True)
+
+
+def test_a_head_in_its_own_folder(folder: Path) -> None:
+    inner = folder / "clef_head"
+    inner.mkdir()
+    for name in ("joint_head.safetensors", "joint_head_config.json"):
+        (folder / name).rename(inner / name)
+    arguments = engine_arguments(folder, ServeSettings(), cpu=True)
+    assert arguments["hf_overrides"]["joint_head_config"] == HEAD
+
+
+def test_a_checkpoint_for_a_newer_runner_is_refused(folder: Path) -> None:
+    (folder / "clefq.json").write_text(json.dumps({"serving_format": 1}))
+    engine_arguments(folder, ServeSettings(), cpu=True)
+    (folder / "clefq.json").write_text(json.dumps({"serving_format": 2}))
+    with pytest.raises(CheckpointError, match="serving format 2") as caught:
+        engine_arguments(folder, ServeSettings(), cpu=True)
+    assert "upgrade clefq" in str(caught.value.fix)
+
+
+@pytest.mark.parametrize("version", ["0.25.1", "0.28.0", "0.32.0+cpu", "0.33.4"])
+def test_versions_that_were_run(version: str) -> None:
+    assert version_warning(version) is None
+
+
+@pytest.mark.parametrize("version", ["0.24.9", "0.25.0", "0.34.0", "1.0", "dev", "0.35.0.dev1"])
+def test_other_versions_get_one_clear_line(version: str) -> None:
+    warning = version_warning(version)
+    assert warning is not None
+    assert version in warning
+    assert "0.25.1 to 0.33" in warning
+
+
+def test_versions_are_read_without_packages() -> None:
+    assert parse_version("0.32.0+cpu") == (0, 32, 0)
+    assert parse_version("0.33.1.dev3+g12") == (0, 33, 1)
+    assert parse_version("dev") is None
