@@ -293,7 +293,8 @@ def form(draw: Draw) -> Draft:
         state = f"Customer {person}: {'; '.join(lines)}. {draw.one(FILLERS)}"
     makers: tuple[Callable[[Draw, str, str], Asked], ...] = (_form_choice, _form_noul)
     asked = []
-    for name in draw.mixed(names)[: draw.whole(1, draw.upto(2, 8))]:
+    for _ in range(draw.whole(1, draw.upto(2, 8))):
+        name = draw.one(names)
         asked.append(draw.one(makers)(draw, name, values[name]))
     return Draft(state, distinct(asked))
 
