@@ -36,8 +36,15 @@ def comparison_text(results: Sequence[Result]) -> RenderableType:
     parts: list[RenderableType] = []
     for folder, summary in results:
         parts += [_heading(summary), _table(summary), *_steps(summary)]
-        parts.append(Text(f"report  {folder / 'index.html'}\n", no_wrap=True, overflow="ignore"))
+        parts.append(Text(f"report  {_near(folder) / 'index.html'}", overflow="fold"))
     return Group(*parts)
+
+
+def _near(folder: Path) -> Path:
+    """The path as seen from the current folder, where it lies below it."""
+    here = Path.cwd()
+    full = folder.resolve()
+    return full.relative_to(here) if full.is_relative_to(here) else folder
 
 
 def _heading(summary: Mapping[str, Any]) -> Text:

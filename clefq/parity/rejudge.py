@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from clefq.errors import InputError
-from clefq.parity.compare import OTHER_GATES, CandidateReport, JudgeSpec, judge_candidate
+from clefq.parity.compare import OTHER_GATES, CandidateReport, judge_candidate
 from clefq.parity.gate_files import LoadedGates
 from clefq.parity.gate_parsing import parse_gates
 from clefq.parity.gates import OVERALL, FigureQuery, judge_gates
@@ -25,7 +25,7 @@ from clefq.parity.preregistration import (
     Preregistration,
 )
 from clefq.parity.report_json import parity_document, read_parity
-from clefq.parity.run import FROM_BOUNDS, FROM_PREDICTIONS, provenance
+from clefq.parity.run import FROM_BOUNDS, FROM_PREDICTIONS, judge_spec, provenance
 from clefq.parity.slices import LENGTH_BANDS, MARGIN_BANDS, OPTION_BANDS
 from clefq.parity.verdict import INVALID, Coverage, Evidence, draw_verdict
 from clefq.store.atomic import sha256_bytes, sha256_file
@@ -92,9 +92,7 @@ def rejudge(path: Path) -> Rejudged:
         banner = CHANGED_BANNER if changed else STORED_BANNER
         return Rejudged(path, _from_bounds(document, loaded, banner), stored, FROM_BOUNDS)
     baseline, candidate = (read_predictions(file) for file in files)
-    spec = JudgeSpec(
-        loaded=loaded, evidence=_evidence(document), superseded=_superseded(document, path)
-    )
+    spec = judge_spec(loaded, _evidence(document), _superseded(document, path))
     report = judge_candidate(baseline, candidate, spec)
     report = replace(
         report,

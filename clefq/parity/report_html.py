@@ -29,6 +29,7 @@ from clefq.parity.report_format import (
 from clefq.parity.report_markdown import SHOWN
 from clefq.parity.report_plots import Plot
 from clefq.parity.svg import Interval, interval_bar
+from clefq.parity.verdict import ORDER
 
 
 def report_html(document: Mapping[str, Any], plots: Sequence[Plot]) -> str:
@@ -58,11 +59,11 @@ def index_html(summary: Mapping[str, Any]) -> str:
     Args:
         summary: A `summary.json` value.
     """
-    return (
-        _environment()
-        .get_template("index.html.j2")
-        .render(doc=summary, rows=[_summary_row(row) for row in summary["candidates"]])
-    )
+    words = [row["verdict"] for row in summary["candidates"]]
+    tally = ", ".join(f"{words.count(word)} {word}" for word in ORDER if word in words)
+    rows = [_summary_row(row) for row in summary["candidates"]]
+    page = _environment().get_template("index.html.j2")
+    return page.render(doc=summary, tally=tally, rows=rows)
 
 
 @cache

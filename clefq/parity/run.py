@@ -16,8 +16,8 @@ from clefq import __version__
 from clefq.console import Console
 from clefq.errors import PredictionsError
 from clefq.parity.compare import CandidateReport, JudgeSpec, judge_candidate
-from clefq.parity.gate_files import load_gates
-from clefq.parity.preregistration import find_superseded, git_evidence
+from clefq.parity.gate_files import LoadedGates, load_gates
+from clefq.parity.preregistration import GitEvidence, find_superseded, git_evidence
 from clefq.parity.report_files import ReportSpec, write_reports
 from clefq.parity.report_json import Provenance
 from clefq.parity.report_summary import Sizes
@@ -25,6 +25,7 @@ from clefq.store.atomic import sha256_file
 from clefq.store.predictions import Predictions, read_predictions
 
 PACKAGES = ("numpy", "scipy", "pandas", "pyarrow")
+RESAMPLES = 10_000
 FROM_PREDICTIONS = "predictions"
 FROM_BOUNDS = "stored bounds"
 
@@ -60,12 +61,14 @@ def load_spec(gates: str) -> JudgeSpec:
         GateFileError: The file, or the one it supersedes, is missing or at fault.
     """
     loaded = load_gates(gates)
-    return JudgeSpec(
-        loaded=loaded,
-        evidence=git_evidence(loaded.path),
-        superseded=find_superseded(loaded),
-        threads=os.cpu_count() or 1,
-    )
+    return judge_spec(loaded, git_evidence(loaded.path), find_superseded(loaded))
+
+
+def judge_spec(
+    loaded: LoadedGates, evidence: GitEvidence, superseded: LoadedGates | None
+) -> JudgeSpec:
+    """How everything here is computed: the same resamples for every report."""
+    return JudgeSpec(loaded, evidence, superseded, RESAMPLES, os.cpu_count() or 1)
 
 
 def judge_set(job: SetJob, spec: JudgeSpec, console: Console) -> dict[str, Any]:

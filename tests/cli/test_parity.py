@@ -1,0 +1,317 @@
+"""`clefq parity` and `clefq gate` through the real command line: every exit code, every input."""
+
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from clefq.cli.main import run
+from clefq.parity.report_json import check_document, load_schema
+from tests.parity.synthetic import (
+    OTHER_SHA,
+    Dial,
+    World,
+    make_world,
+    meta,
+    predictions,
+    write,
+)
+
+Clefq = Callable[..., int]
+FILES = {
+    "index.html",
+    "summary.json",
+    "fp8/parity.json",
+    "fp8/report.html",
+    "fp8/report.md",
+    "fp8/junit.xml",
+    "fp8/flips.parquet",
+    "fp8/breakdown.csv",
+}
+
+
+@pytest.fixture(scope="session")
+def world() -> World:
+    return make_world(360)
+
+
+@pytest.fixture(scope="session")
+def small() -> World:
+    return make_world(120, seed=3)
+
+
+@pytest.fixture
+def clefq(monkeypatch: pytest.MonkeyPatch) -> Clefq:
+    def call(*arguments: object) -> int:
+        monkeypatch.setattr(sys, "argv", ["clefq", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            run()
+        return int(stopped.value.code or 0)
+
+    monkeypatch.setattr("clefq.parity.run.RESAMPLES", 1000)
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    return call
+
+
+@pytest.fixture
+def run_folder(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run folder with one good, one bad and one broken candidate."""
+    folder = tmp_path / "run" / "predictions" / "synthetic"
+    write(folder / "bf16.parquet", predictions(world, "bf16"))
+    write(folder / "fp8.parquet", predictions(world, "fp8", Dial(noise=0.02)))
+    monkeypatch.chdir(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def add(folder: Path, world: World, name: str, dial: Dial, **changes: object) -> Path:
+    path = folder / "predictions" / "synthetic" / f"{name}.parquet"
+    return write(path, predictions(world, name, dial, **changes))
+
+
+def parity_json(folder: Path, variant: str = "fp8") -> dict:
+    path = folder / "report" / "synthetic" / variant / "parity.json"
+    return json.loads(path.read_text("utf-8"))
+
+
+def test_pass_exits_0_and_writes_every_file(clefq: Clefq, run_folder: Path) -> None:
+    assert clefq("parity", "--baseline", "bf16") == 0
+    report = run_folder / "report" / "synthetic"
+    written = {p.relative_to(report).as_posix() for p in report.rglob("*") if p.is_file()}
+    assert written == FILES
+    document = parity_json(run_folder)
+    assert document["verdict"]["word"] == "pass"
+    assert document["verdict"]["exit_code"] == 0
+    flips = pd.read_parquet(report / "fp8" / "flips.parquet")
+    assert len(flips) == document["flips"]["count"]
+    assert (flips.baseline_choice != flips.candidate_choice).all()
+
+
+def test_fail_exits_1(clefq: Clefq, run_folder: Path, world: World) -> None:
+    add(run_folder, world, "nvfp4", Dial(noise=0.5, swap=0.08))
+    assert clefq("parity", "--baseline", "bf16", "--candidate", "nvfp4") == 1
+
+
+def test_wrong_use_and_input_exit_2(
+    clefq: Clefq, run_folder: Path, world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = run_folder / "other.parquet"
+    write(other, predictions(world, "fp8", eval_set="else", eval_set_sha256=OTHER_SHA))
+    base = "predictions/synthetic/bf16.parquet"
+    assert clefq("parity", "--baseline", base, "--candidate", other) == 2
+    assert "different sets" in capsys.readouterr().err
+    assert not (run_folder / "report").exists()
+    assert clefq("parity") == 2
+    assert clefq("parity", "--baseline", "bf16", "--gates", "none.yaml") == 2
+    assert clefq("parity", "--baseline", "bf16", "--candidate", "gone") == 2
+    write(run_folder.parent / "alone.parquet", predictions(world, "bf16"))
+    os.chdir(run_folder.parent)  # no run folder: nothing to compare with
+    assert clefq("parity", "--baseline", "alone.parquet") == 2
+    os.chdir(run_folder)
+    junk = run_folder / "junk.parquet"
+    junk.write_bytes(b"PAR1")
+    assert clefq("parity", "--baseline", "bf16", "--candidate", junk) == 2
+    gates = run_folder / "g.yaml"
+    gates.write_text("schema: clefq.gates/1\nname: g\ndescription: d\ngates: [{name: a}]\n")
+    assert clefq("parity", "--baseline", "bf16", "--gates", gates) == 2
+    assert "gates[0].metric: is missing" in capsys.readouterr().err
+    assert clefq("gate", run_folder / "report") == 2
+
+
+def test_inconclusive_exits_3_and_says_how_much_is_missing(
+    clefq: Clefq, small: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = write(tmp_path / "a.parquet", predictions(small, "bf16"))
+    near = write(tmp_path / "b.parquet", predictions(small, "fp8", Dial(noise=0.15)))
+    out = tmp_path / "out"
+    code = clefq("parity", "--baseline", base, "--candidate", near, "--out", out, "--json")
+    assert code == 3
+    shown = json.loads(capsys.readouterr().out)
+    (row,) = shown["sets"][0]["candidates"]
+    assert row["verdict"] == "inconclusive"
+    assert row["more_questions"] is None or row["more_questions"] > 0
+    assert (out / "fp8" / "report.html").is_file()
+
+
+def test_invalid_exits_4(clefq: Clefq, run_folder: Path, world: World) -> None:
+    add(run_folder, world, "broken", Dial(failed=0.02))
+    assert clefq("parity", "--baseline", "bf16", "--candidate", "broken") == 4
+    document = parity_json(run_folder, "broken")
+    assert document["coverage"]["status"] == "invalid"
+    assert document["coverage"]["candidate_failed"] > 0
+
+
+def test_contradicting_predictions_are_invalid_and_still_reported(
+    clefq: Clefq, run_folder: Path, world: World
+) -> None:
+    twisted = predictions(world, "twisted", Dial())
+    frame = twisted.frame.copy()
+    frame["gold"] = [options[0] for options in frame["option_ids"]]
+    path = run_folder / "predictions" / "synthetic" / "twisted.parquet"
+    write(path, type(twisted)(twisted.meta, frame))
+    assert clefq("parity", "--baseline", "bf16") == 4
+    document = parity_json(run_folder, "twisted")
+    assert (document["verdict"]["word"], document["metrics"]) == ("invalid", {})
+    # the good candidate beside it keeps its own verdict
+    assert parity_json(run_folder, "fp8")["verdict"]["word"] == "pass"
+
+
+def test_the_worst_candidate_decides(clefq: Clefq, run_folder: Path, world: World) -> None:
+    add(run_folder, world, "nvfp4", Dial(noise=0.5, swap=0.08))
+    assert clefq("parity", "--baseline", "bf16") == 1
+    summary = json.loads((run_folder / "report" / "synthetic" / "summary.json").read_text())
+    check_document(summary, "summary", "summary.json")
+    assert [row["variant"] for row in summary["candidates"]] == ["fp8", "nvfp4"]
+    assert [row["verdict"] for row in summary["candidates"]] == ["pass", "fail"]
+    assert (summary["verdict"], summary["exit_code"]) == ("fail", 1)
+
+
+def test_as_a_process_at_80_columns(run_folder: Path, world: World) -> None:
+    add(run_folder, world, "nvfp4", Dial(noise=0.5, swap=0.08), kernels="simulated")
+    command = [sys.executable, "-m", "clefq.cli.main", "parity", "--baseline", "bf16"]
+    environment = {**os.environ, "COLUMNS": "80", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=run_folder, env=environment
+    )
+    assert done.returncode == 1, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[1].split() == ["candidate", "accuracy", "Δ", "agreement", "KL", "TV", "verdict"]
+    assert lines[2].startswith("fp8 ") and lines[2].rstrip().endswith("PASS")
+    assert lines[3].startswith("nvfp4 ") and lines[3].rstrip().endswith("FAIL")
+    assert all(len(line) <= 80 for line in lines if not line.startswith("report "))
+    assert any(line.startswith("report ") and "index.html" in line for line in lines)
+
+
+def test_arithmetic_and_kernels_cap_the_verdict(
+    clefq: Clefq, run_folder: Path, world: World
+) -> None:
+    add(run_folder, world, "nvfp4", Dial(noise=0.01), arithmetic="w4a16")
+    assert clefq("parity", "--baseline", "bf16", "--candidate", "nvfp4") == 3
+    document = parity_json(run_folder, "nvfp4")
+    assert "w4a16" in document["verdict"]["reasons"][0]
+    assert {g["status"] for g in document["gates"] if g["required"]} == {"inconclusive"}
+
+
+def test_a_folder_that_is_no_report_is_never_replaced(clefq: Clefq, run_folder: Path) -> None:
+    precious = run_folder / "precious"
+    precious.mkdir()
+    (precious / "notes.txt").write_text("keep")
+    assert clefq("parity", "--baseline", "bf16", "--out", precious) == 2
+    assert (precious / "notes.txt").read_text() == "keep"
+    assert clefq("parity", "--baseline", "bf16") == 0
+    assert clefq("parity", "--baseline", "bf16") == 0  # an older report is
+    assert not list((run_folder / "report").glob(".*"))
+
+
+def test_same_inputs_give_the_same_report(clefq: Clefq, run_folder: Path) -> None:
+    assert clefq("parity", "--baseline", "bf16") == 0
+    first = parity_json(run_folder)
+    assert clefq("parity", "--baseline", "bf16") == 0
+    second = parity_json(run_folder)
+    del first["provenance"]["created_at"], second["provenance"]["created_at"]
+    assert first == second
+
+
+# ---- clefq gate ----
+
+
+def test_gate_judges_again_from_predictions_then_from_bounds(
+    clefq: Clefq, run_folder: Path, world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add(run_folder, world, "nvfp4", Dial(noise=0.5, swap=0.08))
+    assert clefq("parity", "--baseline", "bf16") == 1
+    capsys.readouterr()
+    assert clefq("gate", run_folder / "report", "--json") == 1
+    full = json.loads(capsys.readouterr().out)["reports"]
+    assert {item["judged_from"] for item in full} == {"predictions"}
+    for name in ("bf16", "fp8", "nvfp4"):
+        (run_folder / "predictions" / "synthetic" / f"{name}.parquet").unlink()
+    assert clefq("gate", run_folder / "report", "--json") == 1
+    stored = json.loads(capsys.readouterr().out)["reports"]
+    assert {item["judged_from"] for item in stored} == {"stored bounds"}
+    for before, after in zip(full, stored, strict=True):
+        assert before["verdict"]["word"] == after["verdict"]["word"]
+        assert before["gates"] == after["gates"]
+        assert any("stored bounds" in banner for banner in after["verdict"]["banners"])
+
+
+def test_gate_sees_through_a_doctored_verdict(clefq: Clefq, run_folder: Path, world: World) -> None:
+    add(run_folder, world, "nvfp4", Dial(noise=0.5, swap=0.08))
+    assert clefq("parity", "--baseline", "bf16", "--candidate", "nvfp4") == 1
+    path = run_folder / "report" / "synthetic" / "nvfp4" / "parity.json"
+    document = json.loads(path.read_text("utf-8"))
+    document["verdict"] |= {"word": "pass", "exit_code": 0}
+    for gate in document["gates"]:
+        gate["status"] = "pass"
+    path.write_text(json.dumps(document), "utf-8")
+    assert clefq("gate", path) == 1
+    document["gate_file"]["text"] += "# softened\n"
+    path.write_text(json.dumps(document), "utf-8")
+    assert clefq("gate", path) == 2
+
+
+def test_gate_says_that_predictions_were_changed(
+    clefq: Clefq, run_folder: Path, world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert clefq("parity", "--baseline", "bf16") == 0
+    add(run_folder, world, "fp8", Dial(noise=0.03))
+    capsys.readouterr()
+    assert clefq("gate", run_folder / "report", "--json") == 0
+    (item,) = json.loads(capsys.readouterr().out)["reports"]
+    assert any("changed after the report" in banner for banner in item["verdict"]["banners"])
+
+
+def test_gate_writes_junit_and_step_summary(
+    clefq: Clefq, run_folder: Path, small: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run_folder / "predictions" / "synthetic"
+    write(folder / "bf16.parquet", predictions(small, "bf16"))
+    write(folder / "fp8.parquet", predictions(small, "fp8", Dial(noise=0.15)))
+    assert clefq("parity", "--baseline", "bf16") == 3
+    summary = run_folder / "summary.md"
+    summary.write_text("before\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    assert clefq("gate", run_folder / "report", "--junit", run_folder / "j.xml") == 3
+    assert summary.read_text("utf-8").startswith("before\n## ? INCONCLUSIVE: fp8 against bf16")
+    suite = ET.parse(run_folder / "j.xml").getroot().find("testsuite")
+    assert suite is not None and int(suite.get("failures", 0)) > 0
+    lenient = run_folder / "k.xml"
+    assert clefq("gate", run_folder / "report", "--junit", lenient, "--inconclusive-ok") == 3
+    suite = ET.parse(lenient).getroot().find("testsuite")
+    assert suite is not None and suite.get("failures") == "0"
+    assert int(suite.get("skipped", 0)) > 0
+
+
+def test_gate_refuses_options_that_do_not_apply(clefq: Clefq, run_folder: Path) -> None:
+    assert clefq("gate", ".", "--set", "x") == 2
+    assert clefq("gate", "release", "--freeze") == 2
+    assert clefq("gate", "release", "--freeze", "--junit", "x.xml") == 2
+
+
+def test_parity_schema_refuses_unknown_keys(clefq: Clefq, run_folder: Path) -> None:
+    assert clefq("parity", "--baseline", "bf16") == 0
+    document = parity_json(run_folder)
+    check_document(document, "parity", "parity.json")
+    contract = (
+        "schema verdict eval_set baseline candidate coverage metrics slices gates gate_file "
+        "flips noise_floor policies provenance"
+    )
+    assert set(contract.split()) <= set(document) == set(load_schema("parity")["required"])
+    path = run_folder / "report" / "synthetic" / "fp8" / "parity.json"
+    path.write_text(json.dumps(document | {"extra": 1}), "utf-8")
+    assert clefq("gate", path) == 2
+
+
+def test_meta_of_the_report_is_that_of_the_predictions(clefq: Clefq, run_folder: Path) -> None:
+    assert clefq("parity", "--baseline", "bf16") == 0
+    side = parity_json(run_folder)["candidate"]
+    stored = side.pop("predictions")
+    assert stored["path"] == "../../../predictions/synthetic/fp8.parquet"
+    from dataclasses import asdict
+
+    assert side == asdict(meta("fp8"))
