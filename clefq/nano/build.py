@@ -180,10 +180,10 @@ def write_weights(folder: Path, backbone: Any, head_state: Mapping[str, torch.Te
     backbone.config.dtype = torch.bfloat16
     backbone.config.use_cache = True
     backbone.save_pretrained(folder, max_shard_size=SHARD_SIZE)
-    for shard in folder.glob("model-*.safetensors"):
-        shard.chmod(0o644)
     state = {name: value.to(torch.bfloat16).contiguous() for name, value in head_state.items()}
     save_file(state, folder / "joint_head.safetensors", metadata={"format": "pt"})
+    for path in folder.glob("*.safetensors"):
+        path.chmod(0o644)
 
 
 def write_release(
