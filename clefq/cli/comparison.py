@@ -107,6 +107,14 @@ def plan(request: Request, run: RunFolder | None) -> tuple[SetPlan, ...]:
             f"there is no candidate to compare with {request.baseline}.",
             fix="name one with --candidate, or make one with `clefq quantize`.",
         )
+    used = {file for found in plans for file in found.replicates}
+    for file in request.replicates:
+        if file not in used:
+            raise InputError(
+                f"the replicate {file} is of none of the sets compared here "
+                f"({', '.join(found.name for found in plans)}).",
+                fix="give another run of the baseline on the same set.",
+            )
     return plans
 
 

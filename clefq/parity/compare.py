@@ -7,7 +7,7 @@ Files, git and clocks stay outside: predictions and evidence come in as values, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from clefq.parity.alarms import Alarm, slice_alarms
 from clefq.parity.gate_files import LoadedGates
 from clefq.parity.gates import FigureQuery, GateResult, judge_gates
 from clefq.parity.metric import Metric
+from clefq.parity.noise_floor import NoiseFloor, noise_floor
 from clefq.parity.pairs import PairedSet, PairingError, join
 from clefq.parity.preregistration import AFTER_RESULTS, GitEvidence, Preregistration, assess
 from clefq.parity.statistics import PairStatistics, StatisticsSpec, compare
@@ -75,8 +76,8 @@ class CandidateReport:
         verdict: The verdict.
         alarms: Slices in which the candidate is worse.
         superseded: Verdict of the replaced gate file, or None.
-        noise_floor: Metrics of the baseline against its own replicates, or None.
-        policies: What each decision policy would do, as JSON objects.
+        noise: The baseline against its own replicates, or None.
+        replicates: Provenance of those replicates.
         files: Role → `{"path", "sha256"}` of the predictions files, set by the caller.
     """
 
@@ -90,8 +91,8 @@ class CandidateReport:
     verdict: Verdict
     alarms: tuple[Alarm, ...] = ()
     superseded: SupersededVerdict | None = None
-    noise_floor: Mapping[str, Any] | None = None
-    policies: tuple[Mapping[str, Any], ...] = ()
+    noise: NoiseFloor | None = None
+    replicates: tuple[PredictionsMeta, ...] = ()
     files: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -100,19 +101,29 @@ class StatisticsSource:
 
     Args:
         statistics: The pair's statistics.
+        noise: The noise floor, or None without a replicate.
     """
 
-    def __init__(self, statistics: PairStatistics) -> None:
+    def __init__(self, statistics: PairStatistics, noise: NoiseFloor | None) -> None:
         self._statistics = statistics
+        self._noise = noise
 
     def figure(self, query: FigureQuery) -> Metric | None:
-        """The figure, or None where the set has no such slice."""
+        """The figure, or None where the set has no such slice or no replicate was given."""
+        if query.reference == "replicate":
+            if self._noise is None:
+                return None
+            return self._noise.excess(
+                query.metric, query.slice, confidence=query.confidence, margin=query.limit
+            )
         return self._statistics.for_gate(
             query.metric, query.slice, confidence=query.confidence, margin=query.limit
         )
 
     def missing(self, query: FigureQuery) -> str:
         """Why there is no figure."""
+        if query.reference == "replicate" and self._noise is None:
+            return "no replicate of the baseline was given (--replicate)"
         return f"the set has no slice {query.slice}"
 
     def slice_names(self, by: str) -> Sequence[str]:
@@ -152,11 +163,13 @@ def judge_candidate(
             gate_file_sha256=spec.loaded.sha256,
             resamples=spec.resamples,
             thresholds=gates.thresholds,
+            policies=gates.policies,
             threads=spec.threads,
         ),
     )
-    source = StatisticsSource(statistics)
-    superseded = _superseded(spec, pairs, source)
+    noise = noise_floor(statistics, baseline, replicates) if replicates else None
+    source = StatisticsSource(statistics, noise)
+    superseded = _superseded(spec, statistics, noise)
     banners = _banners(prereg, superseded)
     evidence = Evidence(
         gates=gates,
@@ -182,6 +195,8 @@ def judge_candidate(
             gates.alarm_confidence,
         ),
         superseded=superseded,
+        noise=noise,
+        replicates=tuple(replicate.meta for replicate in replicates),
     )
 
 
@@ -209,11 +224,15 @@ def coverage_of(pairs: PairedSet, minimum: float) -> Coverage:
 
 
 def _superseded(
-    spec: JudgeSpec, pairs: PairedSet, source: StatisticsSource
+    spec: JudgeSpec, statistics: PairStatistics, noise: NoiseFloor | None
 ) -> SupersededVerdict | None:
     old = spec.superseded
     if old is None:
         return None
+    pairs = statistics.pairs
+    # The old file's policies, not the new one's of the same name.
+    own = replace(statistics.spec, policies=old.gates.policies)
+    source = StatisticsSource(replace(statistics, spec=own, _memo={}), noise)
     evidence = Evidence(
         gates=old.gates,
         results=judge_gates(old.gates, source),

@@ -13,6 +13,7 @@ from clefq.parity.fields import Fields
 from clefq.parity.gate_schema import (
     DIRECTIONS,
     REFERENCES,
+    REPLICATE_METRICS,
     SCHEMA,
     SLICE_KEYS,
     BoundBaseline,
@@ -185,8 +186,9 @@ def _check_limits(fields: Fields, gate: Gate, card: Card) -> None:
         fields.fault(wrong, f"does not apply: {gate.metric} takes a {name}")
     if card.unit == "fraction" and given is not None and given > 1:
         fields.fault(name, f"is {given:g}; figures are fractions, so 2 points are 0.02")
-    if gate.reference == "replicate" and card.kind == "difference":
-        fields.fault("reference", f"{gate.metric} is a difference already; replicate is for levels")
+    stem = gate.metric.partition("@")[0]
+    if gate.reference == "replicate" and stem not in (*REPLICATE_METRICS, "threshold_flips"):
+        fields.fault("reference", f"{gate.metric} has no noise floor to be compared with")
 
 
 def _check_parameter(fields: Fields, gate: Gate) -> None:

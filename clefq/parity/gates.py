@@ -234,8 +234,13 @@ def questions_needed(
     needed = figure.n_questions * ((width / distance) * (z_a + z_b) / z_a) ** 2
     if needed > MOST_QUESTIONS:
         return None
-    digits: int = 10 ** max(0, math.floor(math.log10(max(needed, 1))) - 1)
-    return max(figure.n_questions + 1, math.ceil(needed / digits) * digits)
+    return max(figure.n_questions + 1, round_up(needed))
+
+
+def round_up(value: float) -> int:
+    """A count rounded up to two significant digits: plans are no more precise than that."""
+    digits: int = 10 ** max(0, math.floor(math.log10(max(value, 1))) - 1)
+    return math.ceil(value / digits) * digits
 
 
 def _too_little(gate: Gate, figure: Metric) -> str | None:

@@ -91,13 +91,17 @@ def rejudge(path: Path) -> Rejudged:
     if files is None:
         banner = CHANGED_BANNER if changed else STORED_BANNER
         return Rejudged(path, _from_bounds(document, loaded, banner), stored, FROM_BOUNDS)
-    baseline, candidate = (read_predictions(file) for file in files)
+    baseline, candidate, *replicates = (read_predictions(file) for file in files)
     spec = judge_spec(loaded, _evidence(document), _superseded(document, path))
-    report = judge_candidate(baseline, candidate, spec)
+    report = judge_candidate(baseline, candidate, spec, replicates)
     report = replace(
         report,
         preregistration=Preregistration(**document["gate_file"]["preregistration"]),
-        files={role: document[role]["predictions"] for role in ("baseline", "candidate")},
+        files={
+            "baseline": document["baseline"]["predictions"],
+            "candidate": document["candidate"]["predictions"],
+            "replicates": [side["predictions"] for side in _replicates(document)],
+        },
     )
     return Rejudged(path, _document(report), stored, FROM_PREDICTIONS)
 
@@ -134,20 +138,24 @@ def _evidence(document: Mapping[str, Any]) -> GitEvidence:
     return GitEvidence(None, "as in the stored report")
 
 
-def _predictions_of(
-    document: Mapping[str, Any], path: Path
-) -> tuple[tuple[Path, Path] | None, bool]:
-    """Both predictions files if they are here unchanged, and whether one was changed."""
+def _predictions_of(document: Mapping[str, Any], path: Path) -> tuple[list[Path] | None, bool]:
+    """Baseline, candidate and replicates if all are here unchanged; whether one was changed."""
     found = []
-    for role in ("baseline", "candidate"):
-        stored = document[role]["predictions"]
+    for side in (document["baseline"], document["candidate"], *_replicates(document)):
+        stored = side["predictions"]
         file = None if stored is None else path.parent / stored["path"]
         if file is None or not file.is_file():
             return None, False
         if sha256_file(file) != stored["sha256"]:
             return None, True
         found.append(file)
-    return (found[0], found[1]), False
+    return found, False
+
+
+def _replicates(document: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    floor = document["noise_floor"]
+    found: Sequence[Mapping[str, Any]] = [] if floor is None else floor["replicates"]
+    return found
 
 
 def slice_order(name: str) -> tuple[str, int, str]:
@@ -183,6 +191,9 @@ class StoredSource:
         """Why there is no figure."""
         if query.slice != OVERALL and query.slice not in self._document["slices"]:
             return f"the set has no slice {query.slice}"
+        for gate in self._document["gates"]:
+            if _answers(gate, query):
+                return str(gate["reason"])
         return "the stored report holds no bound at this confidence"
 
     def slice_names(self, by: str) -> Sequence[str]:

@@ -96,7 +96,9 @@ def _write_candidate(target: Path, report: CandidateReport, spec: ReportSpec) ->
     document = parity_document(report, flips, spec.provenance)
     check_document(document, "parity", "parity.json")
     write_json(target / "parity.json", document)
-    drawn = [] if values is None or statistics is None else plots(document, statistics, values)
+    drawn = (
+        [] if values is None or statistics is None else plots(document, statistics, report.noise)
+    )
     write_text(target / "report.html", report_html(document, drawn))
     write_text(target / "report.md", report_markdown(document))
     junit = junit_xml([document], inconclusive_fails=spec.inconclusive_fails)

@@ -26,7 +26,7 @@ def figure(value: float | None, unit: str = "fraction", *, signed: bool = False)
     if value is None:
         return NONE
     if unit != "fraction":
-        return _minus(f"{value:+.4f}" if signed else f"{value:.4f}")
+        return _minus(_plain(value, signed))
     return _minus(f"{100 * value:+.2f} pt" if signed else f"{100 * value:.2f}%")
 
 
@@ -37,10 +37,15 @@ def interval(
     if lower is None or upper is None:
         return "no interval"
     if unit != "fraction":
-        form = "+.4f" if signed else ".4f"
-        return _minus(f"[{lower:{form}}, {upper:{form}}]")
+        return _minus(f"[{_plain(lower, signed)}, {_plain(upper, signed)}]")
     form = "+.2f" if signed else ".2f"
     return _minus(f"[{100 * lower:{form}}, {100 * upper:{form}}]")
+
+
+def _plain(value: float, signed: bool) -> str:
+    """A plain number: four decimals, or four significant digits where it is large."""
+    sign = "+" if signed else ""
+    return f"{value:{sign}.4f}" if abs(value) < 10 else f"{value:{sign}.4g}"
 
 
 def _minus(text: str) -> str:

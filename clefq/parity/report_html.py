@@ -15,7 +15,7 @@ import jinja2
 from markupsafe import Markup
 
 from clefq.parity.cards import find_card
-from clefq.parity.gates import title_of
+from clefq.parity.gates import round_up, title_of
 from clefq.parity.report_format import (
     MARKS,
     NONE,
@@ -119,7 +119,7 @@ def _more(gate: Mapping[str, Any]) -> str | None:
     needed = gate["questions_needed"]
     if needed is None or gate["status"] not in ("inconclusive", "not_gated"):
         return None
-    return f"about {needed - gate['n_questions']:,} more questions"
+    return f"about {round_up(needed - gate['n_questions']):,} more of these questions"
 
 
 def _old_gates(document: Mapping[str, Any]) -> list[dict[str, Any]]:

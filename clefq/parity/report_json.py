@@ -77,8 +77,8 @@ def parity_document(
         "gates": [result.to_json() for result in report.results],
         "gate_file": _gate_file(report),
         "flips": dict(flips),
-        "noise_floor": report.noise_floor,
-        "policies": list(report.policies),
+        "noise_floor": _noise_floor(report),
+        "policies": _policies(report),
         "provenance": asdict(provenance),
     }
     finite: dict[str, Any] = _finite(document)
@@ -87,6 +87,33 @@ def parity_document(
 
 def _side(meta: PredictionsMeta, file: Any) -> dict[str, Any]:
     return {**asdict(meta), "predictions": file}
+
+
+def _noise_floor(report: CandidateReport) -> dict[str, Any] | None:
+    if report.noise is None:
+        return None
+    files = report.files.get("replicates", [None] * len(report.replicates))
+    return {
+        "metrics": {name: metric.to_json() for name, metric in report.noise.metrics.items()},
+        "replicates": [
+            _side(meta, file) for meta, file in zip(report.replicates, files, strict=True)
+        ],
+    }
+
+
+def _policies(report: CandidateReport) -> list[dict[str, Any]]:
+    if report.statistics is None:
+        return []
+    return [
+        {
+            **asdict(policy),
+            "metrics": {
+                name.partition("@")[0]: metric.to_json()
+                for name, metric in report.statistics.policies[policy.name].items()
+            },
+        }
+        for policy in report.loaded.gates.policies
+    ]
 
 
 def _gate_file(report: CandidateReport) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 from clefq.parity.divergences import QuestionValues, SideValues
 from clefq.parity.flatten import BoolArray, FloatArray
 from clefq.parity.intervals import wilson
+from clefq.parity.noise_floor import NoiseFloor
 from clefq.parity.statistics import PairStatistics
 from clefq.parity.svg import Axis, Canvas, picture, text_at
 
@@ -39,22 +40,21 @@ class Plot:
 
 
 def plots(
-    document: Mapping[str, Any], statistics: PairStatistics, values: QuestionValues
+    document: Mapping[str, Any], statistics: PairStatistics, noise: NoiseFloor | None
 ) -> list[Plot]:
     """All plots that this comparison has data for, in report order.
 
     Args:
         document: The `parity.json` value.
         statistics: The pair's statistics.
-        values: Per-question values.
+        noise: The noise floor, or None without a replicate.
     """
-    thresholds = statistics.spec.thresholds
-    floor = statistics_floor(statistics)
+    thresholds, values = statistics.spec.thresholds, statistics.values
     found = [
         flip_rate(values),
         slice_agreement(document, ("length", "cohort"), document["candidate"]["variant"]),
-        distances(values.tv[values.valid], None if floor is None else floor.tv, "total variation"),
-        distances(values.kl[values.valid], None if floor is None else floor.kl, "KL, nats"),
+        distances(values.tv[values.valid], _floor(noise, "tv"), "total variation"),
+        distances(values.kl[values.valid], _floor(noise, "kl"), "KL, nats"),
         p_true(values, thresholds),
         reliability(values),
         risk_coverage(values),
@@ -62,10 +62,13 @@ def plots(
     return [plot for plot in found if plot is not None]
 
 
-def statistics_floor(statistics: PairStatistics) -> QuestionValues | None:
-    """Per-question values of the baseline against its replicate, where there is one."""
-    del statistics
-    return None
+def _floor(noise: NoiseFloor | None, name: str) -> FloatArray | None:
+    """Distances of the baseline from its replicates, all of them together."""
+    if noise is None:
+        return None
+    found = [getattr(values, name)[values.valid] for values in noise.values]
+    joined: FloatArray = np.concatenate(found)
+    return joined
 
 
 def flip_rate(values: QuestionValues) -> Plot | None:

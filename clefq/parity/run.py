@@ -81,11 +81,13 @@ def judge_set(job: SetJob, spec: JudgeSpec, console: Console) -> dict[str, Any]:
     replicates = [read_predictions(path) for path in job.replicates]
     candidates = [read_predictions(path) for path in job.candidates]
     _check_sets(baseline, [*replicates, *candidates])
+    _check_replicates(baseline, replicates)
     reports = []
     with console.progress("judge", len(candidates)) as advance:
         for candidate in candidates:
             report = judge_candidate(baseline, candidate, spec, replicates)
-            reports.append(_with_files(report, job, baseline, candidate))
+            folder = job.out / report.candidate.variant
+            reports.append(_with_files(report, folder, (baseline, candidate), replicates))
             advance(1)
     report_spec = ReportSpec(provenance(FROM_PREDICTIONS), job.sizes, job.inconclusive_fails)
     return write_reports(job.out, reports, report_spec)
@@ -120,20 +122,41 @@ def _check_sets(baseline: Predictions, others: Sequence[Predictions]) -> None:
         )
 
 
+def _check_replicates(baseline: Predictions, replicates: Sequence[Predictions]) -> None:
+    """A replicate is another run of the very same model, not the same file again."""
+    for replicate in replicates:
+        one, other = baseline.meta, replicate.meta
+        hashes = {one.model_sha256, other.model_sha256} - {None}
+        if len(hashes) > 1:
+            raise PredictionsError(
+                f"{replicate.path} is of another model than the baseline {baseline.path}.",
+                fix="give another run of the baseline as --replicate.",
+            )
+        same = replicate.path is not None and baseline.path is not None
+        if same and sha256_file(replicate.path) == sha256_file(baseline.path):  # type: ignore[arg-type]
+            raise PredictionsError(
+                f"{replicate.path} is the baseline's own file, not another run of it.",
+                fix="run the baseline again with another batch size or engine.",
+            )
+
+
 def _with_files(
-    report: CandidateReport, job: SetJob, baseline: Predictions, candidate: Predictions
+    report: CandidateReport,
+    folder: Path,
+    sides: tuple[Predictions, Predictions],
+    replicates: Sequence[Predictions],
 ) -> CandidateReport:
-    files = {
-        role: {
-            # Relative to parity.json's folder, so that the run folder can move.
-            "path": _relative(predictions.path, job.out / report.candidate.variant),
-            "sha256": sha256_file(predictions.path),
-        }
-        for role, predictions in (("baseline", baseline), ("candidate", candidate))
-        if predictions.path is not None
-    }
+    """The report with the place and hash of every file behind it.
+
+    Paths are relative to the folder of `parity.json`, so that a run folder can move.
+    """
+
+    def entry(predictions: Predictions) -> dict[str, str] | None:
+        if predictions.path is None:
+            return None
+        path = os.path.relpath(predictions.path.resolve(), folder.resolve())
+        return {"path": Path(path).as_posix(), "sha256": sha256_file(predictions.path)}
+
+    files: dict[str, Any] = dict(zip(("baseline", "candidate"), map(entry, sides), strict=True))
+    files["replicates"] = [entry(replicate) for replicate in replicates]
     return replace(report, files=files)
-
-
-def _relative(path: Path, start: Path) -> str:
-    return Path(os.path.relpath(path.resolve(), start.resolve())).as_posix()

@@ -13,7 +13,7 @@ from typing import Any
 from clefq.errors import ExitCode
 from clefq.parity.cards import find_card
 from clefq.parity.gate_schema import GateFile
-from clefq.parity.gates import FAIL, INCONCLUSIVE, NOT_GATED, PASS, GateResult
+from clefq.parity.gates import FAIL, INCONCLUSIVE, NOT_GATED, PASS, GateResult, round_up
 from clefq.parity.report_format import figure, interval, limit_text
 from clefq.store.predictions import PredictionsMeta
 
@@ -253,26 +253,29 @@ def _open(
         return Verdict(INCONCLUSIVE, sentence, ("no required gate",), step, None, banners)
     sentence = f"Neither proven nor disproven: {name} may meet the gates, the evidence is short."
     undecided = tuple(describe(r) for r in open_gates if r.reason not in limits)
-    more, step = _more(open_gates)
+    more, step = _more(open_gates, evidence.coverage.expected)
     if limits:
         sentence = f"{name} was not run as it would be in production, so it cannot pass."
         step = "Predict again where the real arithmetic runs (`clefq doctor` says where)."
     return Verdict(INCONCLUSIVE, sentence, (*limits, *undecided), step, more, banners)
 
 
-def _more(open_gates: Sequence[GateResult]) -> tuple[int | None, str]:
-    undecided = [result for result in open_gates if result.status in (INCONCLUSIVE, NOT_GATED)]
-    gaps = [
-        result.questions_needed - result.n_questions
-        for result in undecided
-        if result.questions_needed is not None
+def _more(open_gates: Sequence[GateResult], total: int) -> tuple[int | None, str]:
+    """Further questions of the whole set, and the next step.
+
+    A gate on a part of the questions needs that part to grow: the set grows in proportion.
+    """
+    factors = [
+        result.questions_needed / result.n_questions
+        for result in open_gates
+        if result.questions_needed is not None and result.n_questions > 0
     ]
-    if not gaps or len(gaps) < len(undecided):
+    if not factors or len(factors) < len(open_gates):
         return None, (
             "More questions alone will hardly settle it: a figure lies at its limit or has no "
             "data; see the open gates."
         )
-    more = max(gaps)
+    more = round_up(total * (max(factors) - 1))
     return more, (
         f"Add about {more:,} questions to the set (80% power if the figures stay), "
         "then predict and judge again."
@@ -287,4 +290,20 @@ def _banners(evidence: Evidence) -> list[str]:
                 f"kernels: simulated ({role}): these answers emulate {meta.arithmetic} arithmetic "
                 f"on {meta.device}; real kernels may differ"
             )
+    one, other = evidence.baseline, evidence.candidate
+    if one.engine != other.engine:
+        found.append(
+            f"engines differ: baseline {one.engine}, candidate {other.engine}; part of every "
+            "difference may be the engine's"
+        )
+    limits = [(meta.max_length, meta.truncate_state) for meta in (one, other)]
+    if limits[0] != limits[1]:
+        found.append(
+            "prompts may differ: the baseline was run with max_length "
+            f"{one.max_length}{_cut(one)}, the candidate with {other.max_length}{_cut(other)}"
+        )
     return found
+
+
+def _cut(meta: PredictionsMeta) -> str:
+    return " and states cut" if meta.truncate_state else ""

@@ -126,6 +126,9 @@ def test_next_step_names_the_largest_number_of_further_questions() -> None:
     )
     assert found.more_questions == 3000
     assert "3,000 questions" in found.next_step
+    # a gate on half of the questions: twice as many must be added to the set
+    half = replace(result("inconclusive", needed=1500), n_questions=500)
+    assert verdict(half).more_questions == 2000
     stuck = verdict(
         result("inconclusive", "a", needed=1500), result("inconclusive", "b", needed=None)
     )
