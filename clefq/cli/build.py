@@ -125,7 +125,9 @@ def _as_text(result: BuildResult, definition: Definition) -> Any:
 def _source_lines(result: BuildResult) -> list[str]:
     lines = []
     for info in result.folder.manifest.sources:
-        where = info.origin if info.revision is None else f"{info.origin}, {info.revision[:8]}"
+        revision = info.revision or ""
+        short = revision[:8] if len(revision) == 40 else revision
+        where = f"{info.origin}, {short}" if short else info.origin
         text = f"{info.source} {info.split} ({where}; {info.licence}): "
         text += f"{info.taken:,} of {info.rows_read:,} rows"
         if info.rows_malformed:

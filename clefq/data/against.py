@@ -57,7 +57,7 @@ def _pool(folder: Path, key: str, examples: Iterator[Example]) -> Pool:
     known = open_pool(folder, key)
     if known is not None:
         return known
-    writer = PoolWriter(folder, seed="", variant=lambda record: record, canaries=())
+    writer = PoolWriter(folder, seed="")
     rows = 0
     for example in examples:
         rows += 1

@@ -20,7 +20,7 @@ from clefq.data.definition import Definition, SourceUse, source_options
 from clefq.data.loading import Load, find_folder
 from clefq.data.pool import Pool, PoolWriter, open_pool
 from clefq.data.prints import PoolPrints, learn_schema
-from clefq.data.selection import Limits, Removed, Selected, Selector
+from clefq.data.selection import Limits, Removed, Selected, Selector, TokensOf
 from clefq.data.sources import SOURCES
 from clefq.data.tokens import PromptCounter
 from clefq.data.variants import apply_variant
@@ -169,7 +169,7 @@ class _Build:
             return _Entry(use, load, known)
         seed = self.definition.seed
         canaries = (*CANARIES, *(c.lower() for c in self.definition.decontaminate.canaries))
-        writer = PoolWriter(folder, seed, lambda r: apply_variant(r, use, seed), canaries)
+        writer = PoolWriter(folder, seed, canaries)
         with self.console.progress(f"reading {use.source} {use.split}".rstrip(), None) as advance:
             for example in load.examples():
                 writer.add(example)
@@ -243,12 +243,20 @@ class _Build:
             for pool in pools:
                 prints.append(PoolPrints(pool, shared, ngram, advance))
         known = list(zip((r.name for r in references), prints[len(entries) :], strict=True))
-        selector = Selector(self.definition.name, settings, shared, known)
+        selector = Selector(self.definition.name, settings, known)
         for entry, printed in zip(entries, prints[: len(entries)], strict=True):
             wanted = min(entry.use.count or len(entry.pool), len(entry.pool))
             with self.console.progress(f"selecting {entry.use.source}", wanted) as advance:
                 limits = self._limits(entry.use)
-                entry.selected = selector.select(entry.use, printed, self.counter, limits, advance)
+                entry.selected = selector.select(
+                    entry.use, printed, self._tokens_of(entry.use), limits, advance
+                )
+
+    def _tokens_of(self, use: SourceUse) -> TokensOf | None:
+        counter, seed = self.counter, self.definition.seed
+        if counter is None:
+            return None
+        return lambda record, media: counter.count(apply_variant(record, use, seed), media)
 
     def _limits(self, use: SourceUse) -> Limits:
         caps = [cap for cap in (self.definition.max_tokens, use.max_tokens) if cap is not None]
@@ -306,7 +314,7 @@ class _Build:
                         for index in entry.selected.indices:
                             record, files = reader.get(index)
                             media.update(files)
-                            yield record
+                            yield apply_variant(record, entry.use, self.definition.seed)
                             advance(1)
 
         return write_set(self.spec.out, records(), media, draft)

@@ -11,6 +11,7 @@ import hashlib
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from clefq.clef.records import Record
 SCHEMA_SAMPLE = 20_000
 PERMUTATIONS = 64
 _CHUNK = 8192
+_SHORT = 256
 _MASK = (1 << 64) - 1
 
 
@@ -45,11 +47,12 @@ class SchemaTexts:
             return
         self._seen += 1
         state = _digest(render(record.state))
-        asked = b"".join(_digest(text) for text in _instructions(record))
-        for text in _instructions(record):
-            self._note(_digest(text), state)
-        for text in _options(record):
-            self._note(_digest(text), _digest(state + asked))
+        instructions = [_digest(text) for text in _instructions(record)]
+        for text in instructions:
+            self._note(text, state)
+        around = _digest(state + b"".join(instructions))
+        for option in _options(record):
+            self._note(_digest(option), around)
 
     def _note(self, text: bytes, context: bytes) -> None:
         if text in self.shared:
@@ -180,8 +183,16 @@ def _options(record: Record) -> list[str]:
 
 
 def _digest(text: str | bytes) -> bytes:
+    """16 bytes; short texts recur in every record of a schema, so theirs are kept."""
+    return _short_digest(text) if len(text) <= _SHORT else _plain_digest(text)
+
+
+def _plain_digest(text: str | bytes) -> bytes:
     data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
     return hashlib.blake2b(data, digest_size=16).digest()
+
+
+_short_digest = lru_cache(maxsize=1 << 14)(_plain_digest)
 
 
 def _seed_of(tail: str) -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from array import array
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -18,20 +21,21 @@ from clefq.data.content import (
     own_texts,
     shingles,
 )
-from clefq.data.pool import Pool, PoolReader
-from clefq.store.atomic import sha256_file
+from clefq.data.pool import Pool
+from clefq.store.atomic import compact_json, sha256_file
 
-# 16 bytes as two integers: numpy sorts these on every platform
-Digests = NDArray[np.uint64]
+_OWN = "own.jsonl"
 
 
 class PoolPrints:
-    """Fingerprints of one pool.
+    """Fingerprints of one pool; the records' own texts lie beside it.
 
     Attributes:
-        exact: Structured uint64 pairs, [n].
+        pool: The pool.
+        exact: uint64[n, 2], 128-bit digests.
         normalised: As `exact`.
         signatures: uint32[n, PERMUTATIONS] in a memory-mapped file, or None.
+        offsets: int64[n + 1], byte offsets of the own texts.
     """
 
     def __init__(
@@ -53,7 +57,8 @@ class PoolPrints:
                 dtype=np.uint32,
                 shape=(count, PERMUTATIONS),
             )
-        with pool.reader() as reader:
+        offsets = array("q", [0])
+        with pool.reader() as reader, self.own_path.open("wb") as file:
             for index, (record, media) in enumerate(reader.all()):
                 texts = own_texts(record, shared)
                 marks = fingerprint(texts, media_hashes(record, media), ngram)
@@ -61,7 +66,15 @@ class PoolPrints:
                 self.normalised[index] = np.frombuffer(marks.normalised, dtype=np.uint64)
                 if self.signatures is not None and marks.signature is not None:
                     self.signatures[index] = marks.signature
+                line = compact_json(texts).encode()
+                offsets.append(offsets[-1] + file.write(line))
                 advance(1)
+        self.offsets = np.array(offsets, dtype=np.int64)
+
+    @property
+    def own_path(self) -> Path:
+        """File of the records' own texts."""
+        return self.pool.folder / _OWN
 
 
 def learn_schema(pools: Iterable[Pool]) -> set[bytes]:
@@ -92,24 +105,24 @@ class Similarity:
     one instruction. Where either record has no question of its own, the states decide.
 
     Args:
-        readers: One open reader per pool.
+        prints: One per pool.
         places: int64[n, 2]: number of the pool, position in it.
-        shared: Texts that are schema.
         ngram: Characters in a shingle.
     """
 
-    def __init__(
-        self,
-        readers: Sequence[PoolReader],
-        places: NDArray[np.int64],
-        shared: set[bytes],
-        ngram: int,
-    ) -> None:
-        self._readers = readers
+    def __init__(self, prints: Sequence[PoolPrints], places: NDArray[np.int64], ngram: int) -> None:
+        self._stack = ExitStack()
+        self._files = [self._stack.enter_context(p.own_path.open("rb")) for p in prints]
+        self._offsets = [p.offsets for p in prints]
         self._places = places
-        self._shared = shared
         self._ngram = ngram
         self._last: tuple[int, Parts] | None = None
+
+    def __enter__(self) -> Similarity:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
 
     def __call__(self, left: int, right: int) -> float:
         """Similarity of two records; the same left one may come many times in a row."""
@@ -122,8 +135,10 @@ class Similarity:
         return min(value, jaccard(own, other_own))
 
     def _parts(self, index: int) -> Parts:
-        pool, position = self._places[index]
-        record, _ = self._readers[int(pool)].get(int(position))
-        texts = [normalise(text) for text in own_texts(record, self._shared)]
+        pool, position = (int(number) for number in self._places[index])
+        start, end = (int(number) for number in self._offsets[pool][position : position + 2])
+        file = self._files[pool]
+        file.seek(start)
+        texts = [normalise(text) for text in json.loads(file.read(end - start))]
         own = shingles(texts[1:], self._ngram) if len(texts) > 1 else None
         return shingles(texts[:1], self._ngram), own

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clefq.clef.records import Record
 from clefq.data.definition import Decontaminate, SourceUse
 from clefq.data.duplicates import Fingerprints, find_duplicates
 from clefq.data.pool import PoolReader
 from clefq.data.prints import PoolPrints, Similarity
 from clefq.data.sampling import Indices, stratified_order
-from clefq.data.tokens import PromptCounter
+
+TokensOf = Callable[[Record, dict[str, Path]], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,6 @@ class Selector:
     Args:
         name: Name of the set.
         settings: What is compared.
-        shared: Texts that are schema.
         references: Name and prints of what the set is held against.
     """
 
@@ -92,12 +94,10 @@ class Selector:
         self,
         name: str,
         settings: Decontaminate,
-        shared: set[bytes],
         references: Sequence[tuple[str, PoolPrints]],
     ) -> None:
         self._name = name
         self._settings = settings
-        self._shared = shared
         self._fixed = [(where, p, np.arange(len(p.pool))) for where, p in references]
         self._scopes = ["against"] * len(self._fixed)
         self._ids: set[str] = set()
@@ -106,7 +106,7 @@ class Selector:
         self,
         use: SourceUse,
         prints: PoolPrints,
-        counter: PromptCounter | None,
+        count_tokens: TokensOf | None,
         limits: Limits,
         advance: Callable[[int], None],
     ) -> Selected:
@@ -118,12 +118,11 @@ class Selector:
         result = Selected()
         gone = self._duplicates(use, prints, order, result)
         with pool.reader() as reader:
-            self._walk(
-                _Walk(use.count, limits, order[~gone[order]]), reader, counter, advance, result
-            )
+            walk = _Walk(use.count, limits, order[~gone[order]])
+            self._walk(walk, reader, count_tokens, advance, result)
         order_in_file = np.argsort(result.indices, kind="stable")
         result.indices = [result.indices[i] for i in order_in_file]
-        if counter is not None:
+        if count_tokens is not None:
             result.tokens = [result.tokens[i] for i in order_in_file]
         self._fixed.append((self._name, prints, np.array(result.indices, dtype=np.int64)))
         self._scopes.append("within")
@@ -133,7 +132,7 @@ class Selector:
         self,
         walk: _Walk,
         reader: PoolReader,
-        counter: PromptCounter | None,
+        count_tokens: TokensOf | None,
         advance: Callable[[int], None],
         result: Selected,
     ) -> None:
@@ -144,8 +143,8 @@ class Selector:
             record, media = reader.get(int(index))
             if record.id in self._ids:
                 continue
-            if counter is not None:
-                tokens = counter.count(record, media)
+            if count_tokens is not None:
+                tokens = count_tokens(record, media)
                 if not walk.limits.allows(tokens):
                     result.outside_limits += 1
                     continue
@@ -162,35 +161,40 @@ class Selector:
     ) -> NDArray[np.bool_]:
         """bool[n]: which records of the pool are duplicates; notes them in `result`."""
         joined, places = self._join(prints, order)
-        pools = [p.pool for _, p, _ in self._fixed] + [prints.pool]
+        everything = [p for _, p, _ in self._fixed] + [prints]
         gone = np.zeros(len(prints.pool), dtype=np.bool_)
+        with Similarity(everything, places, self._settings.ngram) as similar:
+            removals = find_duplicates(joined, similar, self._settings.threshold)
         with ExitStack() as stack:
-            readers = [stack.enter_context(pool.reader()) for pool in pools]
-            similar = Similarity(readers, places, self._shared, self._settings.ngram)
-            for removal in find_duplicates(joined, similar, self._settings.threshold):
+            readers = [stack.enter_context(p.pool.reader()) for p in everything]
+            for removal in removals:
                 position = int(places[removal.index, 1])
                 number, other = (int(value) for value in places[removal.kept])
                 gone[position] = True
                 own = readers[-1].get(position)[0].id
                 kept = readers[number].get(other)[0].id
-                last = number == len(self._fixed)
-                scope = "within" if last else self._scopes[number]
+                where, scope = self._place(number)
                 if scope == "within" and kept == own:
                     continue  # the same row, already taken by an earlier entry
-                where = self._name if last else self._fixed[number][0]
                 result.removed.append(
                     Removed(
-                        own,
-                        use.source,
-                        use.split,
-                        removal.kind,
-                        kept,
-                        where,
-                        scope,
-                        round(removal.similarity, 4),
+                        id=own,
+                        source=use.source,
+                        split=use.split,
+                        kind=removal.kind,
+                        of=kept,
+                        where=where,
+                        scope=scope,
+                        similarity=round(removal.similarity, 4),
                     )
                 )
         return gone
+
+    def _place(self, number: int) -> tuple[str, str]:
+        """Name and scope of a pool by its number; the last is the one being selected from."""
+        if number == len(self._fixed):
+            return self._name, "within"
+        return self._fixed[number][0], self._scopes[number]
 
     def _join(self, prints: PoolPrints, order: Indices) -> tuple[Fingerprints, NDArray[np.int64]]:
         """All fingerprints in a row, the fixed ones first, and where each lies."""
