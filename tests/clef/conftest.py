@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from types import ModuleType
@@ -9,6 +10,7 @@ import pytest
 
 from clefq.clef.tokenizer import PromptTokenizer
 from tests.clef.generate import SPECIAL, text
+from tests.clef.layout import write_checkpoint
 
 ADDED = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>",
@@ -42,7 +44,7 @@ def write_tokenizer(folder: Path) -> None:
     for word in SPECIAL:
         corpus = [line.replace(word, " ") for line in corpus]
     plain.train_from_iterator(corpus, trainer)
-    merges = [tuple(pair) for pair in __import__("json").loads(plain.to_str())["model"]["merges"]]
+    merges = [tuple(pair) for pair in json.loads(plain.to_str())["model"]["merges"]]
     tokenizer = Qwen3_5Tokenizer(
         vocab=plain.get_vocab(), merges=merges, extra_special_tokens=list(ADDED)
     )
@@ -68,3 +70,9 @@ def release_tokenizer(tokenizer_folder: Path) -> Any:
 @pytest.fixture
 def tokenizer(tokenizer_folder: Path) -> PromptTokenizer:
     return PromptTokenizer.from_folder(tokenizer_folder)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tokenizer_folder: Path) -> Path:
+    """A whole checkpoint folder, to be damaged."""
+    return write_checkpoint(tmp_path / "model", tokenizer_folder)

@@ -13,92 +13,20 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from clefq.clef.checkpoint import (
-    INDEX_FILE,
-    checkpoint_sha256,
-    open_checkpoint,
-    scheme_of,
-)
+from clefq.clef.checkpoint import INDEX_FILE, checkpoint_sha256, open_checkpoint
 from clefq.clef.head_config import HeadConfig
 from clefq.clef.tensor_files import read_header
 from clefq.errors import CheckpointError
-
-HEAD = HeadConfig(hidden_size=8, width=4, routing_layers=1, layers=1, heads=2, feedforward=8)
-VOCABULARY = 20
-HIDDEN = (VOCABULARY, 8)
-LAYER = "model.language_model.layers.0"
-MODULES = (
-    "input_layernorm", "post_attention_layernorm", "mlp.gate_proj", "mlp.down_proj",
-    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
-    "self_attn.q_norm", "self_attn.k_norm",
-)  # fmt: skip
-PROJECTION = "model.language_model.layers.0.mlp.up_proj.weight"
-
-
-def write_tensors(path: Path, tensors: dict[str, tuple[str, tuple[int, ...]]]) -> None:
-    """A safetensors file written by hand, so that any dtype can be named."""
-    size = {"BF16": 2, "F32": 4, "U8": 1, "F8_E4M3": 1}
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    at = 0
-    for name, (dtype, shape) in tensors.items():
-        end = at + int(np.prod(shape)) * size[dtype]
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
-        at = end
-    raw = json.dumps(header).encode()
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(struct.pack("<Q", len(raw)) + raw + bytes(at))
-
-
-def write_index(folder: Path, shards: dict[str, dict[str, tuple[str, tuple[int, ...]]]]) -> None:
-    for file, tensors in shards.items():
-        write_tensors(folder / file, tensors)
-    weight_map = {name: file for file, tensors in shards.items() for name in tensors}
-    (folder / INDEX_FILE).write_text(json.dumps({"weight_map": weight_map}))
-
-
-SHARDS: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {
-    "model-00001-of-00002.safetensors": {
-        "model.language_model.embed_tokens.weight": ("BF16", HIDDEN),
-        PROJECTION: ("BF16", (16, 8)),
-        **{f"{LAYER}.{module}.weight": ("BF16", (2,)) for module in MODULES},
-    },
-    "model-00002-of-00002.safetensors": {
-        "lm_head.weight": ("BF16", HIDDEN),
-        "model.language_model.norm.weight": ("F32", (8,)),
-    },
-}
-
-
-def config() -> dict[str, Any]:
-    return {
-        "model_type": "qwen3_5",
-        "architectures": ["Qwen3_5ForConditionalGeneration"],
-        "text_config": {
-            "hidden_size": 8,
-            "vocab_size": VOCABULARY,
-            "tie_word_embeddings": False,
-            "num_hidden_layers": 1,
-            "layer_types": ["full_attention"],
-        },
-    }
-
-
-def edit(path: Path, change: Callable[[Any], Any]) -> None:
-    value = json.loads(path.read_text())
-    path.write_text(json.dumps(change(value) or value))
-
-
-@pytest.fixture
-def folder(tmp_path: Path, tokenizer_folder: Path) -> Path:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config()))
-    shutil.copy(tokenizer_folder / "tokenizer.json", folder)
-    (folder / "joint_head_config.json").write_text(json.dumps(asdict(HEAD)))
-    head = {name: ("BF16", shape) for name, shape in HEAD.tensor_shapes().items()}
-    write_tensors(folder / "joint_head.safetensors", head)
-    write_index(folder, SHARDS)
-    return folder
+from tests.clef.layout import (
+    HEAD,
+    HIDDEN,
+    PROJECTION,
+    SHARDS,
+    VOCABULARY,
+    edit,
+    write_index,
+    write_tensors,
+)
 
 
 def test_a_whole_checkpoint_opens(folder: Path) -> None:
@@ -382,54 +310,3 @@ def test_sha256_follows_its_definition_and_sees_every_byte(folder: Path) -> None
     assert checkpoint_sha256(folder) != before
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
         checkpoint_sha256(folder.parent / "nowhere")
-
-
-def weights(number: int, kind: str = "float", group: int | None = None) -> dict[str, Any]:
-    return {"num_bits": number, "type": kind, "group_size": group}
-
-
-FP8 = {"weights": weights(8), "input_activations": weights(8)}
-NVFP4 = {"weights": weights(4, group=16), "input_activations": weights(4, group=16)}
-NVFP4A16 = {"weights": weights(4, group=16), "input_activations": None}
-MXFP4A16 = {"weights": weights(4, group=32), "input_activations": None}
-INT8 = {"weights": weights(8, "int"), "input_activations": weights(8, "int")}
-MLP = "model.language_model.layers.0.mlp.up_proj"
-ATTENTION = "model.language_model.layers.3.self_attn.q_proj"
-
-
-@pytest.mark.parametrize(
-    ("groups", "modules", "scheme"),
-    [
-        ([FP8], [MLP, ATTENTION], "fp8"),
-        ([NVFP4], [MLP, ATTENTION], "nvfp4"),
-        ([NVFP4], [MLP], "nvfp4-mlp"),
-        ([NVFP4A16], [MLP], "nvfp4a16"),
-        ([NVFP4, FP8], [MLP, ATTENTION], "mixed"),
-        ([NVFP4, INT8], [MLP, ATTENTION], "unknown"),
-        ([MXFP4A16], [MLP], "unknown"),
-        ([INT8], [MLP], "unknown"),
-        ([FP8], [], "unknown"),
-        ([], [MLP], "unknown"),
-        (None, [MLP], "unknown"),
-        (None, [], "bf16"),
-    ],
-)
-def test_scheme_is_read_off_config_and_tensors(
-    folder: Path, groups: list[Any] | None, modules: list[str], scheme: str
-) -> None:
-    shards = {file: dict(tensors) for file, tensors in SHARDS.items()}
-    for module in modules:
-        suffix = "weight_scale" if groups == [FP8] else "weight_packed"
-        shards["model-00001-of-00002.safetensors"][f"{module}.{suffix}"] = ("U8", (16, 4))
-    write_index(folder, shards)
-    if groups is not None:
-        quantization = {
-            "quant_method": "compressed-tensors",
-            "config_groups": {f"group_{i}": group for i, group in enumerate(groups)},
-        }
-        edit(folder / "config.json", lambda c: c.update(quantization_config=quantization))
-    assert scheme_of(open_checkpoint(folder)) == scheme
-    (folder / "clefq.json").write_text('{"scheme": "nvfp4"}')
-    assert scheme_of(open_checkpoint(folder)) == "nvfp4"
-    (folder / "clefq.json").write_text('{"scheme": "custom"}')
-    assert scheme_of(open_checkpoint(folder)) == scheme

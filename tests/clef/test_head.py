@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from clefq.clef.encoding import Encoded, EncodeSpec, PromptTokenizer, encode_record
 from clefq.clef.head import HeadBatch, HeadConfig, JointHead, split_logits
 from clefq.clef.head_config import HEAD_CONFIG_FILE, HEAD_FILE
+from clefq.clef.ragged import Padded
 from clefq.clef.records import parse_record
 from clefq.errors import CheckpointError
 from clefq.store.atomic import write_json
@@ -176,6 +177,25 @@ def test_a_record_does_not_depend_on_its_neighbours(release: ModuleType, batch: 
         for name, logits in together[i].items():
             np.testing.assert_allclose(again[name], logits, rtol=0, atol=1e-10)
             np.testing.assert_allclose(solo[name], logits, rtol=0, atol=1e-10)
+
+
+@torch.no_grad()
+def test_non_finite_states_stay_within_their_record(release: ModuleType, batch: Batch) -> None:
+    head = our_head(reference_head(release, SMALL, torch.float32), SMALL)
+    hidden, embedding = batch.tensors(SMALL, torch.float32)
+    ragged = HeadBatch.build(batch.encoded)
+    lexical = embedding[ragged.option_token_ids]
+    clean = split_logits(head(hidden, ragged, lexical), batch.encoded)
+    broken = 8
+    assert any(isinstance(group, Padded) for group in ragged.options_to_memory.groups)
+    list(hidden.split(batch.lengths))[broken][3] = float("nan")
+    damaged = split_logits(head(hidden, ragged, lexical), batch.encoded)
+    for number, (before, after) in enumerate(zip(clean, damaged, strict=True)):
+        for name, logits in after.items():
+            if number == broken:
+                assert np.isnan(logits).all()
+            else:
+                np.testing.assert_array_equal(logits, before[name])
 
 
 def test_split_logits_follows_prompt_order(tokenizer: PromptTokenizer) -> None:
