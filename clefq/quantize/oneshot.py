@@ -8,6 +8,7 @@ byte comes from the source.
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 from clefq.errors import AuditError, ClefqError
 from clefq.quantize.layout import Unit, WriteUnit, copy_tensor
 from clefq.quantize.oneshot_worker import Job
+from clefq.quantize.quiet import SWITCHES
 from clefq.quantize.tensors import OutTensor, ShardFile, TensorRef, open_tensors
 
 _STEP = re.compile(r"\((\d+)/(\d+)\): (Calibrating|Propagating)")
@@ -50,6 +52,7 @@ def run_oneshot(job: Job, log: Path, progress: Callable[[int, int], None]) -> No
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
+            env=_loud(),
         ) as process,
     ):
         try:
@@ -67,6 +70,11 @@ def run_oneshot(job: Job, log: Path, progress: Callable[[int, int], None]) -> No
             raise
     if code != 0:
         raise _failure(code, tail, log)
+
+
+def _loud() -> dict[str, str]:
+    """The environment, with the logs on that the caller keeps off its own terminal."""
+    return {name: value for name, value in os.environ.items() if name not in SWITCHES}
 
 
 def _failure(code: int, tail: Sequence[str], log: Path) -> OneshotError:

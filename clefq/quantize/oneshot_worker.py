@@ -28,8 +28,9 @@ class Job:
         source: BF16 checkpoint.
         recipe: Recipe file.
         saved: Folder to write llm-compressor's output to.
-        prompts: JSON file, a list of prompts as lists of token ids; None for data-free recipes.
+        prompts: JSON file, a list of `{"ids", "images"}`; None for data-free recipes.
         offload: Folder to keep weights in that do not fit into memory, or None.
+        memory: With `offload`, bytes of weights that may stay in memory.
         shared_scales: Share global scales as serving needs them. Off only to reproduce, in
             tests, what llm-compressor makes by itself.
     """
@@ -39,6 +40,7 @@ class Job:
     saved: str
     prompts: str | None = None
     offload: str | None = None
+    memory: int = 0
     shared_scales: bool = True
 
     def to_json(self) -> str:
@@ -71,27 +73,61 @@ def _load(job: Job) -> Any:
 
     with load_offloaded_model(Qwen3_5ForConditionalGeneration):
         return Qwen3_5ForConditionalGeneration.from_pretrained(
-            job.source, dtype="auto", device_map="auto_offload", offload_folder=job.offload
+            job.source,
+            dtype="auto",
+            device_map="auto_offload",
+            max_memory={"cpu": max(0, job.memory)},
+            offload_folder=job.offload,
         )
 
 
-def _calibration(prompts: list[list[int]], source: str) -> dict[str, Any]:
+def _calibration(prompts: list[dict[str, Any]], source: str) -> dict[str, Any]:
     """Oneshot's data arguments: the prompts as they are, one by one, in order."""
-    import torch
     from torch.utils.data import DataLoader
     from transformers import AutoTokenizer
 
-    rows: Any = [
-        {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        for ids in (torch.tensor([prompt]) for prompt in prompts)
-    ]
-    return {
+    rows: Any = _Rows(prompts, source)
+    data = {
         "dataset": DataLoader(rows, batch_size=None, shuffle=False),
         "num_calibration_samples": len(prompts),
         "shuffle_calibration_samples": False,
         "batch_size": 1,
         "processor": AutoTokenizer.from_pretrained(source),
     }
+    if any(prompt["images"] for prompt in prompts):
+        # the sequential pipeline traces one prompt and would run all others as that one:
+        # with or without images
+        data["pipeline"] = "basic"
+    return data
+
+
+class _Rows:
+    """Model inputs of one prompt at a time; images are read when their turn comes."""
+
+    def __init__(self, prompts: list[dict[str, Any]], source: str) -> None:
+        from transformers import AutoConfig
+
+        from clefq.engines.images import ImageReader
+
+        self._prompts = prompts
+        self._images = ImageReader(Path(source))
+        self._pad = AutoConfig.from_pretrained(source).image_token_id
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        import torch
+
+        prompt = self._prompts[index]
+        ids = torch.tensor([prompt["ids"]])
+        row = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        if prompt["images"]:
+            batch = self._images.read([Path(path) for path in prompt["images"]])
+            row["pixel_values"] = batch.pixels
+            row["image_grid_thw"] = batch.grids
+            row["mm_token_type_ids"] = (ids == self._pad).long()
+        return row
 
 
 def _die_with_parent() -> None:

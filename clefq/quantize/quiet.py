@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import warnings
 from collections.abc import Iterator
 
 _LIBRARIES = ("llmcompressor", "compressed_tensors")
+SWITCHES = ("LLM_COMPRESSOR_LOG_DISABLED", "COMPRESSED_TENSORS_LOG_DISABLED")
 
 
 @contextlib.contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Silences llm-compressor, compressed-tensors and their progress bars inside the block."""
+    """Silences llm-compressor's and compressed-tensors' bars and warnings inside the block.
+
+    Their logs stay off for the rest of the process: both log while they are imported, which may
+    happen later.
+    """
+    for switch in SWITCHES:
+        os.environ.setdefault(switch, "true")
     with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        import llmcompressor.logger  # noqa: F401  (reads the switches)
         from loguru import logger
 
         for name in _LIBRARIES:
             logger.disable(name)
-        try:
-            yield
-        finally:
-            for name in _LIBRARIES:
-                logger.enable(name)
+        yield

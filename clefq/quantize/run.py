@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,8 @@ from clefq import __version__
 from clefq.clef.checkpoint import Checkpoint, open_checkpoint
 from clefq.clef.encoding import DEFAULT_MAX_LENGTH
 from clefq.console import Console
-from clefq.errors import AuditError, CheckpointError, InputError, RecipeError
-from clefq.quantize import finish
+from clefq.errors import AuditError, InputError, RecipeError
+from clefq.quantize import finish, preflight
 from clefq.quantize.architecture import layer_types
 from clefq.quantize.audit import audit_checkpoint, summary
 from clefq.quantize.calibration import Calibration, load_calibration
@@ -30,10 +28,12 @@ from clefq.quantize.layout import (
 from clefq.quantize.manifest import SCHEMA_VERSION, Manifest, write_manifest
 from clefq.quantize.oneshot import run_oneshot, same_config, saved_outputs, take_over
 from clefq.quantize.oneshot_worker import Job
+from clefq.quantize.output import bytes_there, output_folder
 from clefq.quantize.plan import Plan, make_plan
 from clefq.quantize.quiet import quiet_libraries
 from clefq.quantize.recipes import Recipe, bundled_recipe, custom_recipe
 from clefq.quantize.report import AuditReport
+from clefq.quantize.source import Source, find_source, verify_download
 from clefq.quantize.stream import (
     Stream,
     default_device,
@@ -42,11 +42,10 @@ from clefq.quantize.stream import (
     stream_outputs,
 )
 from clefq.quantize.tensors import OutTensor, TensorRef, open_tensors, write_index
-from clefq.store.atomic import atomic_folder, partial_path, read_json, write_json, write_text
+from clefq.store.atomic import write_json, write_text
 
 METHODS = ("auto", "oneshot", "stream")
 _WORK = ".work"
-_FINGERPRINT = ".fingerprint.json"
 _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
@@ -92,15 +91,35 @@ class Result:
 
 @dataclass(frozen=True)
 class Work:
-    """Everything that is decided before the first byte is written."""
+    """Everything that is decided before the first byte is written.
+
+    Attributes:
+        spec: What the user asked for.
+        source: Where the BF16 checkpoint comes from.
+        checkpoint: The BF16 checkpoint.
+        tensors: Its backbone tensors.
+        recipe: The recipe.
+        plan: What it does to this model.
+        method: `oneshot` or `stream`.
+        calibration: Encoded prompts, where activations are calibrated.
+        needs: Disk and memory.
+    """
 
     spec: QuantizeSpec
-    source: Checkpoint
+    source: Source
+    checkpoint: Checkpoint
     tensors: Mapping[str, TensorRef]
     recipe: Recipe
     plan: Plan
     method: str
     calibration: Calibration | None
+    needs: preflight.Needs
+
+    @property
+    def dtype(self) -> str:
+        """The model's dtype in safetensors' words."""
+        config, text = self.checkpoint.config, self.checkpoint.text_config
+        return _DTYPES[str(config.get("dtype") or text.get("dtype") or "bfloat16")]
 
 
 def quantize(spec: QuantizeSpec, out: Path, console: Console) -> Result:
@@ -119,17 +138,17 @@ def quantize(spec: QuantizeSpec, out: Path, console: Console) -> Result:
     """
     started = time.monotonic()
     work = prepare(spec, console)
-    with _output(out, work) as partial:
+    preflight.check(work.needs, out, bytes_there(out))
+    with output_folder(out, lambda: _fingerprint(work)) as partial:
         write_text(partial / "recipe.yaml", work.recipe.text)
         if work.method == "stream":
             outputs, write_unit = _stream(work)
         else:
             outputs, write_unit = _oneshot(work, partial / _WORK, console)
         _write(partial, work, outputs, write_unit, console)
-        config = finish.config_with(work.source.config, work.plan.quantization_config)
+        config = finish.config_with(work.checkpoint.config, work.plan.quantization_config)
         report = _verify(partial, work, config)
         shutil.rmtree(partial / _WORK, ignore_errors=True)
-        (partial / _FINGERPRINT).unlink()
         write_json(partial / "config.json", config)
         manifest = _manifest(partial, work, report, started)
         write_manifest(partial, manifest)
@@ -138,30 +157,52 @@ def quantize(spec: QuantizeSpec, out: Path, console: Console) -> Result:
 
 def prepare(spec: QuantizeSpec, console: Console) -> Work:
     """Opens the source, plans the recipe and encodes the calibration set; writes nothing."""
-    source = open_checkpoint(Path(spec.model))
-    recipe = _recipe(spec, source)
+    source = find_source(spec.model)
+    checkpoint = open_checkpoint(source.folder)
+    recipe = _recipe(spec, checkpoint)
     with quiet_libraries():
         plan = make_plan(source.folder, recipe)
     method = _method(spec.method, plan, console)
+    tensors = open_tensors(source.folder)
+    needs = _needs(method, plan, tensors)
+    if needs.offload:
+        console.note("memory does not hold the model: its weights stay on disk, which is slower.")
     return Work(
         spec=spec,
         source=source,
-        tensors=open_tensors(source.folder),
+        checkpoint=checkpoint,
+        tensors=tensors,
         recipe=recipe,
         plan=plan,
         method=method,
         calibration=_calibration(spec, plan, source.folder),
+        needs=needs,
     )
 
 
-def _recipe(spec: QuantizeSpec, source: Checkpoint) -> Recipe:
+def _needs(method: str, plan: Plan, tensors: Mapping[str, TensorRef]) -> preflight.Needs:
+    units = plan_units(tensors, stream_outputs(plan.modules, tensors, "BF16"))
+    output = sum(unit.nbytes for unit in units)
+    if method == "stream":
+        return preflight.needs_of_stream(output, default_workers())
+    layers: dict[str, int] = {}
+    for name, ref in tensors.items():
+        layer = ".".join(name.split(".")[:4])
+        layers[layer] = layers.get(layer, 0) + ref.nbytes
+    whole = sum(layers.values())
+    return preflight.needs_of_oneshot(
+        whole, output, max(layers.values()), preflight.available_memory()
+    )
+
+
+def _recipe(spec: QuantizeSpec, checkpoint: Checkpoint) -> Recipe:
     if spec.recipe is not None:
         if spec.scheme is not None:
             raise RecipeError("--scheme and --recipe exclude each other.", fix="give one of them.")
         return custom_recipe(spec.recipe)
     if spec.scheme is None:
         raise RecipeError("no scheme given.", fix="add --scheme nvfp4, or --recipe FILE.")
-    return bundled_recipe(spec.scheme, len(layer_types(source.text_config)), spec.fp8_layers)
+    return bundled_recipe(spec.scheme, len(layer_types(checkpoint.text_config)), spec.fp8_layers)
 
 
 def _method(asked: str, plan: Plan, console: Console) -> str:
@@ -192,35 +233,12 @@ def _calibration(spec: QuantizeSpec, plan: Plan, model: Path) -> Calibration | N
     return load_calibration(spec.calibration, model, spec.max_length)
 
 
-@contextmanager
-def _output(out: Path, work: Work) -> Iterator[Path]:
-    """The folder to fill. What a killed run of the same work has finished is kept."""
-    partial = partial_path(out)
-    mark = _fingerprint(work)
-    if partial.exists() and _read_mark(partial) != mark:
-        shutil.rmtree(partial)
-    try:
-        with atomic_folder(out, keep_partial=True) as folder:
-            write_json(folder / _FINGERPRINT, mark)
-            yield folder
-    except AuditError:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-
-
-def _read_mark(partial: Path) -> Any:
-    try:
-        return read_json(partial / _FINGERPRINT)
-    except InputError:
-        return None
-
-
 def _fingerprint(work: Work) -> dict[str, Any]:
     """What the output's bytes depend on; JSON values only."""
     files = {ref.file for ref in work.tensors.values()}
     stats = {path.name: path.stat() for path in files}
     calibration = work.calibration
-    mark = {
+    return {
         "source": {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()},
         "folder": str(work.source.folder.resolve()),
         "recipe": work.recipe.sha256,
@@ -229,17 +247,14 @@ def _fingerprint(work: Work) -> dict[str, Any]:
         "max_shard_bytes": work.spec.max_shard_bytes,
         "versions": finish.versions(),
     }
-    loaded: dict[str, Any] = json.loads(json.dumps(mark))
-    return loaded
 
 
 Outputs = dict[str, list[OutTensor]]
 
 
 def _stream(work: Work) -> tuple[Outputs, WriteUnit]:
-    dtype = _DTYPES[str(work.source.config.get("dtype") or work.source.text_config.get("dtype"))]
-    outputs = stream_outputs(work.plan.modules, work.tensors, dtype)
-    stream = Stream(work.plan.modules, work.tensors, dtype, default_device())
+    outputs = stream_outputs(work.plan.modules, work.tensors, work.dtype)
+    stream = Stream(work.plan.modules, work.tensors, work.dtype, default_device())
     return outputs, stream.write_unit
 
 
@@ -251,12 +266,14 @@ def _oneshot(work: Work, folder: Path, console: Console) -> tuple[Outputs, Write
         prompts = None
         if work.calibration is not None:
             prompts = folder / "prompts.json"
-            prompts.write_text(json.dumps(work.calibration.prompts), encoding="utf-8")
+            prompts.write_text(work.calibration.to_job(), encoding="utf-8")
         job = Job(
             source=str(work.source.folder),
             recipe=str(folder.parent / "recipe.yaml"),
             saved=str(saved),
             prompts=None if prompts is None else str(prompts),
+            offload=str(folder / "offload") if work.needs.offload else None,
+            memory=preflight.available_memory() - work.needs.memory,
         )
         with console.progress("quantizing layers, %", 100) as advance:
             run_oneshot(job, folder / "oneshot.log", _Steps(advance))
@@ -302,13 +319,8 @@ def _verify(partial: Path, work: Work, config: Mapping[str, Any]) -> AuditReport
 
     Raises:
         AuditError: A rule is broken.
-        CheckpointError: The source has changed while it was read.
     """
     report = audit_checkpoint(partial, work.source.folder, config=config)
-    if _fingerprint(work) != _read_mark(partial):
-        raise CheckpointError(
-            f"{work.source.folder} changed while it was read.", fix="run it again."
-        )
     if not report.passed:
         lines = [f"{b.check}: {b.subject} {b.message}" for b in report.breaches]
         raise AuditError(f"the result would be wrong: {lines[0]}.", faults=lines[1:])
@@ -317,6 +329,7 @@ def _verify(partial: Path, work: Work, config: Mapping[str, Any]) -> AuditReport
 
 def _manifest(partial: Path, work: Work, report: AuditReport, started: float) -> Manifest:
     source_files = finish.hash_files(work.source.folder)
+    verify_download(work.source.folder, source_files)
     files = finish.hash_files(partial)
     return Manifest(
         schema_version=SCHEMA_VERSION,
@@ -325,8 +338,8 @@ def _manifest(partial: Path, work: Work, report: AuditReport, started: float) ->
         scheme=work.recipe.scheme,
         method=work.method,
         source={
-            "model_id": work.spec.model,
-            "revision": None,
+            "model_id": work.source.model_id,
+            "revision": work.source.revision,
             "sha256": finish.identity(source_files),
         },
         recipe={"origin": work.recipe.origin, "sha256": work.recipe.sha256},

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ from clefq.quantize.oneshot import run_oneshot
 from clefq.quantize.oneshot_worker import Job
 from clefq.quantize.recipes import bundled_recipe
 from clefq.quantize.run import QuantizeSpec, Result, quantize
-from tests.quantize.models import build_release, build_set
+from tests.quantize.models import build_image, build_release, build_set
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -38,14 +37,23 @@ def calibration_set(base: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def made(base: Path, source: Path, calibration_set: Path) -> Make:
-    """Makes each scheme by each method once per session."""
+def image_set(base: Path) -> Path:
+    """Records of which one has an image."""
+    return build_set(base / "images", image=build_image(base / "a.png"))
+
+
+@pytest.fixture(scope="session")
+def made(base: Path, source: Path, calibration_set: Path, image_set: Path) -> Make:
+    """Makes each scheme by each method once per session; nvfp4-mlp calibrates on images."""
     results: dict[tuple[str, str], Result] = {}
+    sets = {"nvfp4-mlp": image_set}
 
     def make(scheme: str, method: str = "oneshot") -> Result:
         key = (scheme, method)
         if key not in results:
-            spec = QuantizeSpec(str(source), scheme, calibration=calibration_set, method=method)
+            spec = QuantizeSpec(
+                str(source), scheme, calibration=sets.get(scheme, calibration_set), method=method
+            )
             results[key] = quantize(spec, base / f"{scheme}-{method}", Console(quiet=True))
         return results[key]
 
@@ -57,7 +65,7 @@ def unshared(base: Path, source: Path, calibration_set: Path) -> Path:
     """What llm-compressor makes by itself: no shared DeltaNet pair, norms rounded, no head."""
     calibration = load_calibration(calibration_set, source, 16384)
     prompts = base / "prompts.json"
-    prompts.write_text(json.dumps(calibration.prompts))
+    prompts.write_text(calibration.to_job())
     recipe = base / "nvfp4.yaml"
     recipe.write_text(bundled_recipe("nvfp4", 4).text)
     folder = base / "unshared"

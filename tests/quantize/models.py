@@ -20,6 +20,13 @@ from clefq.clef.records import parse_record
 from clefq.store.sets import SetDraft, SourceInfo, write_set
 
 WORDS = ["parcel", "refund", "blå", "雨", "broken", "invoice", "42", "العربية", "🙂", "door"]
+IMAGES = {
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "patch_size": 16,
+    "merge_size": 2,
+    "temporal_patch_size": 2,
+    "size": {"shortest_edge": 1024, "longest_edge": 16384},
+}
 # how wide each kind of Linear is, relative to the others
 RANGES = {"in_proj_z": 0.6, "up_proj": 1.5, "k_proj": 0.7, "v_proj": 1.2}
 
@@ -63,6 +70,7 @@ def build_release(folder: Path, shape: Shape = Shape(), seed: int = 0) -> Path:
     bf16 = {name: value.to(torch.bfloat16).contiguous() for name, value in weights.items()}
     save_file(bf16, folder / "joint_head.safetensors")
     (folder / "joint_head_config.json").write_text(json.dumps(head))
+    (folder / "processor_config.json").write_text(json.dumps({"image_processor": IMAGES}))
     (folder / "LICENSE").write_text("Apache-2.0\n")
     shutil.copy(VENDORED_PATH, folder / "joint_schema_model.py")
     return folder
@@ -99,25 +107,33 @@ def reshard(source: Path, target: Path, place: Callable[[str], int]) -> Path:
     return target
 
 
-def build_set(folder: Path, records: int = 4, seed: int = 0) -> Path:
-    """A small calibration set of text records."""
+def build_set(folder: Path, records: int = 4, seed: int = 0, image: Path | None = None) -> Path:
+    """A small calibration set of text records, the first with an image if one is given."""
     rng = random.Random(seed)
-    rows = [
-        parse_record(
-            {
-                "id": f"r{i}",
-                "cohort": "words",
-                "state": " ".join(rng.choices(WORDS, k=20 + 10 * i)),
-                "questions": {
-                    "kind": {"type": "choice", "criteria": {"bill": "a bill", "other": None}},
-                    "urgent": {"type": "noul", "instructions": "Is it urgent?"},
-                },
+    rows = []
+    for i in range(records):
+        value = {
+            "id": f"r{i}",
+            "cohort": "words",
+            "state": " ".join(rng.choices(WORDS, k=20 + 10 * i)),
+            "questions": {
+                "kind": {"type": "choice", "criteria": {"bill": "a bill", "other": None}},
+                "urgent": {"type": "noul", "instructions": "Is it urgent?"},
             },
-            f"row {i}",
-        )
-        for i in range(records)
-    ]
+        }
+        if image is not None and i == 0:
+            value["images"] = ["images/a.png"]
+        rows.append(parse_record(value, f"row {i}"))
     source = SourceInfo("words", "", "generated", None, {}, "CC0-1.0", None)
     draft = SetDraft("calibration", "words", {"seed": seed}, (source,))
-    write_set(folder, rows, {}, draft)
+    write_set(folder, rows, {} if image is None else {"images/a.png": image}, draft)
     return folder
+
+
+def build_image(path: Path) -> Path:
+    """A small colourful picture."""
+    from PIL import Image
+
+    rng = random.Random(0)
+    Image.frombytes("RGB", (64, 48), rng.randbytes(64 * 48 * 3)).save(path)
+    return path

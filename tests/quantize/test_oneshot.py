@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from clefq.clef.checkpoint import checkpoint_sha256, open_checkpoint, scheme_of
 from clefq.quantize.audit_scales import read_global_scale
+from clefq.quantize.calibration import load_calibration
 from clefq.quantize.fusion import fused_groups
 from clefq.quantize.manifest import read_manifest
+from clefq.quantize.oneshot import run_oneshot
+from clefq.quantize.oneshot_worker import Job
+from clefq.quantize.recipes import bundled_recipe
 from clefq.quantize.tensors import open_tensors
 from tests.quantize.conftest import Make
 
-SCHEMES = ("fp8", "nvfp4a16", "nvfp4")
+COUNTS = {"fp8": 25, "nvfp4a16": 25, "nvfp4": 25, "nvfp4-mlp": 12, "mixed": 25}
+SCHEMES = tuple(COUNTS)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -29,7 +36,7 @@ def test_untouched_tensors_are_bit_equal_to_the_source(
     for name in kept:
         assert ours[name].view(-1).equal(theirs[name].view(-1)), name
     quantized = set(theirs) - set(kept)
-    assert len(quantized) == 25
+    assert len(quantized) == COUNTS[scheme]
     assert not any("norm" in name or "visual" in name or "lm_head" in name for name in quantized)
 
 
@@ -73,6 +80,56 @@ def test_the_manifest_records_source_recipe_and_hashes(
     assert manifest.sha256 == checkpoint_sha256(result.folder)
     assert manifest.source["sha256"] == checkpoint_sha256(source)
     assert manifest.audit["passed"] and manifest.audit["breaches"] == 0
-    assert (manifest.calibration is None) is (scheme != "nvfp4")
+    assert (manifest.calibration is None) is (scheme in ("fp8", "nvfp4a16"))
     assert manifest.peak_memory_bytes > 1e8
     assert manifest.bytes["output"] < manifest.bytes["source"]
+
+
+def test_mixed_is_made_of_its_parts(made: Make) -> None:
+    """Three layers' MLPs are NVFP4's, the last layer's MLP and every other projection FP8's."""
+    mixed = load_file(made("mixed").folder / "model.safetensors")
+    four, eight = (load_file(made(s).folder / "model.safetensors") for s in ("nvfp4", "fp8"))
+    seen = {"four": 0, "eight": 0}
+    for name, value in mixed.items():
+        first_mlp = re.search(r"layers\.[012]\.mlp", name) is not None
+        part = four if first_mlp else eight
+        if name.endswith("input_global_scale"):
+            continue
+        seen["four" if first_mlp else "eight"] += 1
+        assert value.view(-1).view(torch.uint8).equal(part[name].view(-1).view(torch.uint8)), name
+    assert seen["four"] == 3 * 3 * 3
+    assert made("mixed").manifest.formats == {"w4a4": 9, "w8a8": 16}
+
+
+def test_images_take_part_in_calibration(made: Make) -> None:
+    calibration = made("nvfp4-mlp").manifest.calibration
+    assert calibration is not None
+    assert (calibration["images"], calibration["records"]) == (1, 4)
+    ours, text_only = (open_tensors(made(s).folder) for s in ("nvfp4-mlp", "nvfp4"))
+    name = "model.language_model.layers.0.mlp.gate_proj"
+    scales = [read_global_scale(r, name, "input_global_scale") for r in (ours, text_only)]
+    assert scales[0] != scales[1]
+
+
+def test_weights_on_disk_give_the_same_bits(
+    base: Path, source: Path, calibration_set: Path, made: Make
+) -> None:
+    """What does not fit into memory is kept on disk; nothing changes."""
+    prompts = base / "offload.json"
+    prompts.write_text(load_calibration(calibration_set, source, 16384).to_job())
+    recipe = base / "offload.yaml"
+    recipe.write_text(bundled_recipe("nvfp4", 4).text)
+    job = Job(
+        str(source),
+        str(recipe),
+        str(base / "offloaded"),
+        str(prompts),
+        offload=str(base / "offload"),
+        memory=1_000_000,
+    )
+    run_oneshot(job, base / "offload.log", lambda step, steps: None)
+    assert any((base / "offload").iterdir())
+    ours = load_file(base / "offloaded" / "model.safetensors")
+    for name, value in load_file(made("nvfp4").folder / "model.safetensors").items():
+        if "_scale" in name or "packed" in name:
+            assert value.view(-1).view(torch.uint8).equal(ours[name].view(-1).view(torch.uint8))

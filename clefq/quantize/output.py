@@ -1,0 +1,91 @@
+"""The folder being made: resumable after a kill, whole or absent to everyone else.
+
+It is filled under its partial name. A mark in it says what its bytes depend on; a later run of
+the same work keeps what is finished, a run of other work starts anew. The mark is locked while
+somebody writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from clefq.errors import AuditError, CheckpointError, InputError
+from clefq.store.atomic import atomic_folder, partial_path, read_json, write_json
+
+MARK = ".fingerprint.json"
+
+
+@contextmanager
+def output_folder(out: Path, fingerprint: Callable[[], dict[str, Any]]) -> Iterator[Path]:
+    """Yields the folder to fill.
+
+    What an interrupted run of the same work has finished is still in it. After an error it is
+    kept for the next run, except when the result would be wrong.
+
+    Args:
+        out: The final folder.
+        fingerprint: What the bytes depend on, as JSON values; asked again at the end, so that
+            a source that changed while it was read is noticed.
+
+    Raises:
+        InputError: `out` exists, cannot be written to, or is being written by another process.
+        CheckpointError: The source changed while it was read.
+    """
+    partial = partial_path(out)
+    mark = _plain(fingerprint())
+    try:
+        with contextlib.ExitStack() as stack:
+            if (partial / MARK).is_file():
+                stack.enter_context(_locked(partial / MARK, out))
+                if _read(partial) != mark:
+                    shutil.rmtree(partial)
+            folder = stack.enter_context(atomic_folder(out, keep_partial=True))
+            if not (folder / MARK).is_file():
+                write_json(folder / MARK, mark)
+                stack.enter_context(_locked(folder / MARK, out))
+            yield folder
+            if _plain(fingerprint()) != mark:
+                shutil.rmtree(partial)
+                raise CheckpointError("the source changed while it was read.", fix="run it again.")
+            (folder / MARK).unlink()
+    except AuditError:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def bytes_there(out: Path) -> int:
+    """Bytes that an interrupted run has left."""
+    files = partial_path(out).rglob("*")
+    return sum(path.stat().st_size for path in files if path.is_file())
+
+
+@contextmanager
+def _locked(path: Path, out: Path) -> Iterator[None]:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise InputError(
+            f"another clefq is writing {out}.", fix="wait for it, or choose another --out."
+        ) from error
+    finally:
+        os.close(descriptor)
+
+
+def _read(partial: Path) -> Any:
+    with contextlib.suppress(InputError):
+        return read_json(partial / MARK)
+    return None
+
+
+def _plain(value: dict[str, Any]) -> Any:
+    return json.loads(json.dumps(value))
