@@ -110,15 +110,20 @@ def checkpoint_sha256(folder: Path) -> str:
     r"""Identity of a checkpoint: a hash over the hashes of all that decides its answers.
 
     SHA-256 over `relative path\0sha256hex\n`, in path order, of every `*.safetensors`,
-    `config.json`, `joint_head_config.json` and `tokenizer.json` (head files in `clef_head/`
-    included).
+    `config.json`, `joint_head_config.json` and `tokenizer.json`, subfolders such as `clef_head/`
+    included, hidden ones not.
+
+    Raises:
+        CheckpointError: The folder holds none of these files.
     """
     paths = [
         path
         for path in folder.rglob("*")
         if path.is_file() and (path.suffix == ".safetensors" or path.name in _HASHED_FILES)
     ]
-    names = sorted((path.relative_to(folder).as_posix(), path) for path in paths)
+    named = ((path.relative_to(folder).as_posix(), path) for path in paths)
+    # what hidden folders hold (a download's cache) is no part of the checkpoint
+    names = sorted(pair for pair in named if not f"/{pair[0]}".count("/."))
     if not names:
         raise CheckpointError(f"{folder} holds no checkpoint.", fix=_RELEASE_FIX)
     lines = [f"{name}\0{sha256_file(path)}\n" for name, path in names]

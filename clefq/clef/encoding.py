@@ -120,7 +120,8 @@ def encode_record(
     Raises:
         RecordTooLongError: More than `spec.max_length` tokens and `spec.truncate_state` is off,
             or the schema and media alone exceed the limit.
-        RecordError: The counts do not match the record's images and videos.
+        RecordError: The counts do not match the record's images and videos, the record has no
+            questions, or instructions give no token.
     """
     prefix = tokenizer.piece(_PREFIX)
     suffix = tokenizer.piece(_SUFFIX)
@@ -194,6 +195,10 @@ def _encode_body(
     if known is not None:
         return known
     ids = list(tokenizer.piece(text))
+    if not ids:
+        raise RecordError(
+            f"question {question.id!r}: its instructions give no token.", fix="write them in words."
+        )
     span = (0, len(ids))
     ids += tokenizer.piece(_OPTIONS)
     spans: list[Span] = []

@@ -303,6 +303,8 @@ def test_sha256_follows_its_definition_and_sees_every_byte(folder: Path) -> None
     before = checkpoint_sha256(folder)
     assert before == digest.hexdigest()
     (folder / "README.md").write_text("still not hashed")
+    (folder / ".cache").mkdir()
+    (folder / ".cache" / "config.json").write_text("not hashed either")
     assert checkpoint_sha256(folder) == before
     raw = bytearray(shard(folder).read_bytes())
     raw[-1] ^= 1
