@@ -51,7 +51,8 @@ def align(sides: tuple[FlatRows, FlatRows]) -> Alignment:
     records, record_ids = _codes([side.record_id for side in sides])
     questions, question_ids = _codes([side.question_id for side in sides])
     keys = [r * len(question_ids) + q for r, q in zip(records, questions, strict=True)]
-    union = np.union1d(keys[0], keys[1])
+    union = np.sort(np.concatenate(keys))
+    union = union[np.diff(union, prepend=-1) != 0]
     first, second = (_rows_of(key, union) for key in keys)
     return Alignment(
         record_ids=record_ids,

@@ -22,7 +22,7 @@ from clefq.parity.pairs import PairedSet
 from clefq.parity.resampling import MAX_UNITS, ResampleJob
 
 ECE_BINS = 15
-AURC_GROUPS = 32
+AURC_GROUPS = 16
 MAX_CLASSES = 1000
 
 Reduce = Callable[[FloatArray], FloatArray]
@@ -114,7 +114,7 @@ def aurc_curve(values: QuestionValues, idx: IntArray, units: IntArray) -> Curve:
     """Difference of areas under the risk–coverage curve.
 
     The area is the mean, over questions, of the error rate among those at least as confident:
-    equal confidences share one value, so no order decides. Resamples use 32 groups of confidence.
+    equal confidences share one value, so no order decides. Resamples use 16 groups of confidence.
     """
     parts = []
     for side in (values.baseline, values.candidate):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
 from clefq.errors import ExitCode, PredictionsError
 from clefq.parity.alignment import Alignment, SortedOptions, align, gather, sort_options
@@ -246,9 +247,8 @@ class _Joined:
         self._check_equal(has_first & has_second & (first != second), "gold")
         merged = np.where(has_first, first, second)
         has_gold = has_first | has_second
-        lookup = {name: index for index, name in enumerate(vocabulary)}
         wanted = np.full(len(merged), -1, dtype=np.int64)
-        wanted[has_gold] = [lookup.get(name, -1) for name in merged[has_gold]]
+        wanted[has_gold] = pd.Index(vocabulary).get_indexer(pd.Index(merged[has_gold]))
         question = np.repeat(np.arange(len(merged)), np.diff(start))
         hits = np.flatnonzero(code == wanted[question])
         gold = np.full(len(merged), -1, dtype=np.int64)
