@@ -36,6 +36,9 @@ from clefq.store.atomic import write_json
 
 STATE_PARTS = 2
 SAVE_EVERY = 2000
+# Padding stands on the right of causal layers. Given no mask at all, the library would look for
+# packed sequences in the positions, and the host would wait for the GPU at every step.
+_NO_MASKS = {"full_attention": None, "linear_attention": None}
 
 
 @dataclass(frozen=True)
@@ -82,16 +85,19 @@ class Miniature(torch.nn.Module):
         """Final hidden states of the real tokens, [real tokens, hidden]."""
         model = self.backbone.model
         if batch.media is None:
-            output = model.language_model(input_ids=batch.tokens, use_cache=False)
+            output = model.language_model(
+                input_ids=batch.tokens, attention_mask=dict(_NO_MASKS), use_cache=False
+            )
         else:
             output = model(
                 input_ids=batch.tokens,
+                attention_mask=dict(_NO_MASKS),
                 position_ids=batch.media.positions,
                 pixel_values=batch.media.patches,
                 image_grid_thw=batch.media.grids,
                 use_cache=False,
             )
-        return output.last_hidden_state.flatten(0, 1)[batch.places]
+        return output.last_hidden_state.flatten(0, 1).index_select(0, batch.places)
 
     def logits(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Option logits as a matrix [questions, most options], padded with −inf."""
@@ -344,9 +350,9 @@ def perform(plan: Plan, data: Path, out: Path, resume: Path | None) -> dict[str,
     began = time.monotonic()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers are processes already
     torch.set_float32_matmul_precision("high")
-    use_lean_layers()
     progress = multiprocessing.get_context("fork").Value("d", 0.0)
     batches = start_batches(plan, data, progress)
+    use_lean_layers()
     model = new_model(plan, WEIGHTS / "tokenizer.json")
     if resume is not None:
         load_state(model, resume)
