@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,10 +147,14 @@ def _prepare_environment(settings: ServeSettings, quiet: bool) -> None:
         # in this process: an engine in a child would need a __main__ guard in users' scripts
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
+        # PyTorch's notes on memory binding
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
         **cpu_environment(settings),
     }
     if quiet:
         defaults["VLLM_LOGGING_LEVEL"] = "ERROR"
         logging.getLogger("vllm").setLevel(logging.ERROR)
+        # raised while vLLM is imported, about its own use of torch
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.")
     for name, value in defaults.items():
         os.environ.setdefault(name, value)

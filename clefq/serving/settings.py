@@ -109,11 +109,13 @@ def engine_arguments(folder: Path, settings: ServeSettings, *, cpu: bool) -> dic
         "tensor_parallel_size": settings.tensor_parallel,
         "enforce_eager": settings.eager or cpu,
         "disable_log_stats": True,
+        "use_tqdm_on_load": False,
         "limit_mm_per_prompt": {"image": settings.max_images, "video": 0},
     }
     if text_only:
         arguments["language_model_only"] = True
     if cpu:
+        arguments["skip_mm_profiling"] = True
         return arguments
     arguments["gpu_memory_utilization"] = settings.gpu_memory
     # vLLM knows the right default for its own architecture names only

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,26 @@ def mixed_records() -> list[Record]:
     sizes = [8, 400, 30, 150, 8, 30, 900, 60]
     records = [make_record(rng, number, words=size) for number, size in enumerate(sizes)]
     return [*records, make_record(rng, len(records), words=40, options=77)]
+
+
+@pytest.fixture(scope="session")
+def image_set(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Record], Path]:
+    """Records with up to three images of different shapes, and the folder of the images."""
+    from PIL import Image, ImageDraw
+
+    rng = random.Random(5)
+    root = tmp_path_factory.mktemp("images")
+    records = []
+    for number, count in enumerate([1, 2, 3, 1]):
+        names = []
+        for index in range(count):
+            width, height = rng.choice([(64, 64), (200, 120), (90, 310), (400, 300)])
+            image = Image.new("RGB", (width, height), tuple(rng.randrange(256) for _ in range(3)))
+            draw = ImageDraw.Draw(image)
+            for _ in range(12):
+                ends = [rng.randrange(side) for side in (width, height) * 2]
+                draw.line(ends, fill=tuple(rng.randrange(256) for _ in range(3)), width=6)
+            names.append(f"{number}-{index}.png")
+            image.save(root / names[-1])
+        records.append(replace(make_record(rng, number, words=60), images=tuple(names)))
+    return records, root
