@@ -59,8 +59,13 @@ def command(
         ),
     ] = False,
     batch_tokens: Annotated[
-        int, typer.Option("--batch-tokens", metavar="N", help="Most tokens of one batch.")
-    ] = 4_096,
+        int | None,
+        typer.Option(
+            "--batch-tokens",
+            metavar="N",
+            help="Most tokens of one batch (default: what suits the device).",
+        ),
+    ] = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "auto",
     dtype: Annotated[
         str, typer.Option("--dtype", help="auto, bfloat16, float32 or float64 (reference work).")

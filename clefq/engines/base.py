@@ -28,7 +28,6 @@ Arithmetic = Literal["bf16", "w8a8", "w4a16", "w4a4"]
 EngineName = Literal["transformers", "vllm", "http"]
 DTYPES = ("auto", "bfloat16", "float32", "float64")
 DEFAULT_MAX_LENGTH = 16_384
-DEFAULT_BATCH_TOKENS = 4_096
 NON_FINITE = "non-finite logits"
 
 
@@ -63,7 +62,8 @@ class EngineSpec:
         max_length: Token limit of a prompt, media tokens included.
         truncate_state: Cut an over-long state as the reference does (recorded per row); without
             it an over-long record is an error of that record.
-        batch_tokens: Most tokens of one batch, padding included; a longer record runs alone.
+        batch_tokens: Most tokens of one batch, padding included (a longer record runs alone), or
+            None for the engine's own choice.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         dtype: `auto` (as the checkpoint says, bfloat16), or `float32`, `float64` for references.
         threads: CPU threads, or None for the library's own choice.
@@ -71,7 +71,7 @@ class EngineSpec:
 
     max_length: int = DEFAULT_MAX_LENGTH
     truncate_state: bool = False
-    batch_tokens: int = DEFAULT_BATCH_TOKENS
+    batch_tokens: int | None = None
     device: str = "auto"
     dtype: str = "auto"
     threads: int | None = None

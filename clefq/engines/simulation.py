@@ -26,6 +26,10 @@ E4M3_MAX = 448.0
 # Smallest per-token FP8 scale of vLLM's kernels: keeps the division finite on all-zero rows.
 MIN_FP8_SCALE = 1.0 / (E4M3_MAX * 512.0)
 _E4M3_MIN_EXPONENT = -6
+_EXPONENT_BITS = {
+    torch.float32: (torch.int32, 0x7F80_0000),
+    torch.float64: (torch.int64, 0x7FF0_0000_0000_0000),
+}
 _E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -52,9 +56,11 @@ def round_to_e2m1(values: Tensor) -> Tensor:
         values: float32 or float64, any shape; changed in place and returned.
     """
     values.clamp_(-E2M1_MAX, E2M1_MAX)
-    size = values.abs()
-    # Neighbouring values lie 0.5 apart below 2, 1 apart below 4, 2 apart above.
-    step = torch.where(size < 2.0, 0.5, torch.where(size < 4.0, 1.0, 2.0)).to(values.dtype)
+    # Neighbouring values lie 0.5 apart below 2, 1 apart below 4, 2 apart above: half the power of
+    # two at or below the value, which is the value with its mantissa bits cleared.
+    integers, exponent_bits = _EXPONENT_BITS[values.dtype]
+    power = values.view(integers).bitwise_and(exponent_bits).view(values.dtype)
+    step = power.clamp_(min=1.0).mul_(0.5)
     return values.div_(step).round_().mul_(step)
 
 

@@ -37,6 +37,9 @@ from clefq.errors import ClefqError, InputError, RecordError
 if TYPE_CHECKING:
     from clefq.clef.records import Record
 
+# Small batches stay in a CPU's caches; a GPU wants to be filled.
+_CPU_BATCH_TOKENS = 1_024
+_GPU_BATCH_TOKENS = 16_384
 _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
@@ -74,6 +77,10 @@ class TransformersEngine:
         checkpoint = open_checkpoint(folder)
         self._spec = spec
         self._device = _device(spec.device)
+        on_cpu = self._device.type == "cpu"
+        self._batch_tokens = spec.batch_tokens or (
+            _CPU_BATCH_TOKENS if on_cpu else _GPU_BATCH_TOKENS
+        )
         dtype = _dtype(spec.dtype, checkpoint.config)
         self._tokenizer = PromptTokenizer.from_folder(folder)
         self._images = ImageReader(folder)
@@ -100,7 +107,7 @@ class TransformersEngine:
         if failed:
             yield failed
         lengths = [len(prompt.encoded.token_ids) for prompt in prompts]
-        for batch in plan_batches(lengths, self._spec.batch_tokens):
+        for batch in plan_batches(lengths, self._batch_tokens):
             yield self._run([prompts[index] for index in batch])
 
     def close(self) -> None:
@@ -139,7 +146,7 @@ class TransformersEngine:
             )
         except torch.OutOfMemoryError as error:
             raise ClefqError(
-                f"the device ran out of memory at {self._spec.batch_tokens} tokens a batch.",
+                f"the device ran out of memory at {self._batch_tokens} tokens a batch.",
                 fix="lower --batch-tokens, or --max-length.",
             ) from error
         by_index = dict(zip(sound, logits, strict=True))

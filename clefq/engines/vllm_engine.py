@@ -57,9 +57,10 @@ class VllmEngine:
         settings = ServeSettings(
             max_length=spec.max_length,
             max_images=MAX_IMAGES,
-            step_tokens=spec.batch_tokens,
             cpu_threads=spec.threads,
         )
+        if spec.batch_tokens is not None:
+            settings = replace(settings, step_tokens=spec.batch_tokens)
         self._spec = spec
         self._clef = Clef(folder, settings)
         runtime = self._clef.runtime

@@ -190,7 +190,7 @@ def put(name: str, value: torch.Tensor) -> Callable[[dict[str, torch.Tensor]], N
     ("kind", "change", "message"),
     [
         ("nvfp4", drop(f"{GATE}.weight_scale"), "gate_proj lacks weight_scale"),
-        ("nvfp4", drop("model.language_model.norm.weight"), "norm.weight is missing"),
+        ("nvfp4", drop("model.language_model.norm.weight"), "model.language_model.norm"),
         ("nvfp4", put(f"{GATE}.extra", torch.zeros(1)), "gate_proj has an unknown tensor extra"),
         ("nvfp4", put("model.x.weight", torch.zeros(2)), "x.weight is no tensor of this model"),
         (
