@@ -77,7 +77,7 @@ def _quantized(
         report.looked_at("quantized")
         found = compare_module(module, scheme, refs, source, groups.get(module, ()))
         _judge(report, found, _WORST[scheme.bits])
-        if not found.exact and not found.damaged:
+        if not found.exact and not found.damaged and found.made_with in (None, found.divisor):
             other.append(module)
     report.facts["other_rounding"] = other
     if other:
@@ -103,18 +103,18 @@ def _judge(report: AuditReport, found: Comparison, worst: float) -> None:
             f"round-to-nearest stays below {worst}",
             "answers change",
         )
-    if found.damaged:
+    made_with = found.made_with
+    if made_with is not None and made_with != found.divisor:
+        report.breach(
+            "quantized",
+            f"{found.module}.weight_global_scale",
+            f"is {found.divisor:.9g}, its codes were made with {made_with:.9g}",
+            "weights are scaled wrongly",
+        )
+    elif found.damaged:
         report.breach(
             "quantized",
             found.module,
             f"{found.deviating} of {found.numbers:,} codes and scales are not the source's",
             "answers change",
-        )
-    elif found.exact and found.divisor is not None and found.divisor not in found.expected_divisors:
-        report.breach(
-            "quantized",
-            f"{found.module}.weight_global_scale",
-            f"is {found.divisor:.9g}, the source's largest weight gives "
-            f"{found.expected_divisors[0]:.9g}",
-            "weights are scaled wrongly",
         )

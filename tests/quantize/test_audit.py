@@ -1,0 +1,265 @@
+"""The audit: every kind of damage is caught, and nothing sound is called damaged."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from clefq.errors import CheckpointError
+from clefq.quantize.audit import audit_checkpoint
+from clefq.quantize.report import CHECKS, AuditReport
+from clefq.quantize.tensors import open_tensors
+from tests.quantize.conftest import Make
+
+LAYER = "model.language_model.layers"
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def copy(made: Make, tmp_path: Path) -> Path:
+    """A writable copy of the NVFP4 checkpoint, without its recorded hashes."""
+    shutil.copytree(made("nvfp4").folder, tmp_path / "copy")
+    (tmp_path / "copy" / "clefq.json").unlink()
+    return tmp_path / "copy"
+
+
+def edit(folder: Path, change: Callable[[Tensors], None]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    index["weight_map"] = dict.fromkeys(tensors, "model.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def edit_config(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    change(config)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def checks(report: AuditReport) -> set[str]:
+    return {breach.check for breach in report.breaches}
+
+
+@pytest.mark.parametrize("scheme", ["fp8", "nvfp4a16", "nvfp4", "nvfp4-mlp", "mixed"])
+def test_what_clefq_makes_is_clean(made: Make, source: Path, scheme: str) -> None:
+    report = audit_checkpoint(made(scheme).folder, source)
+    assert report.passed, report.breaches
+    expected = set(CHECKS)
+    if scheme in ("fp8", "nvfp4a16"):
+        expected -= {"input scales"}
+    if scheme == "fp8":
+        expected -= {"weight scales"}
+    assert set(report.counts) == expected
+    assert report.counts["untouched"] + report.counts["quantized"] == len(open_tensors(source))
+    assert report.notes == []
+
+
+def test_a_bit_flipped_anywhere_is_caught_with_the_source(
+    made: Make, source: Path, tmp_path: Path
+) -> None:
+    """One bit of every kind of tensor, without the help of recorded hashes."""
+    rng = random.Random(1)
+    kinds: dict[tuple[str, str, str], str] = {}
+    for scheme in ("nvfp4", "fp8"):
+        for name in open_tensors(made(scheme).folder):
+            parts = name.split(".")
+            kinds[scheme, parts[-2] if len(parts) > 1 else "", parts[-1]] = name
+    for (scheme, leaf, suffix), name in kinds.items():
+        if suffix == "input_global_scale" and leaf in ("o_proj", "out_proj", "down_proj"):
+            continue  # calibrated and alone in its product: only the recorded hash knows it
+        folder = tmp_path / "flipped"
+        shutil.copytree(made(scheme).folder, folder)
+        (folder / "clefq.json").unlink()
+        ref = open_tensors(folder)[name]
+        with ref.file.open("r+b") as file:
+            at = ref.begin + rng.randrange(ref.nbytes)
+            file.seek(at)
+            byte = file.read(1)[0]
+            file.seek(at)
+            file.write(bytes([byte ^ 1 << rng.randrange(8)]))
+        report = audit_checkpoint(folder, source)
+        where = {b.subject for b in report.breaches}
+        assert any(name.startswith(s) or s.startswith(name.rsplit(".", 2)[0]) for s in where), name
+        shutil.rmtree(folder)
+
+
+def test_recorded_hashes_catch_a_flipped_bit_without_the_source(made: Make, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(made("nvfp4").folder, folder)
+    ref = open_tensors(folder)[f"{LAYER}.3.self_attn.o_proj.input_global_scale"]
+    with ref.file.open("r+b") as file:
+        file.seek(ref.begin)
+        byte = file.read(1)[0]
+        file.seek(ref.begin)
+        file.write(bytes([byte ^ 1]))
+    assert checks(audit_checkpoint(folder)) == {"manifest"}
+
+
+def test_unequal_input_scales(copy: Path) -> None:
+    name = f"{LAYER}.0.mlp.up_proj.input_global_scale"
+    edit(copy, lambda tensors: tensors[name].mul_(2))
+    (breach,) = audit_checkpoint(copy).breaches
+    assert (breach.check, breach.subject) == ("input scales", f"{LAYER}.0.mlp.gate_up_proj")
+    assert "gate_proj ×0.500" in breach.effect
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, -1.0])
+def test_impossible_global_scales(copy: Path, value: float) -> None:
+    name = f"{LAYER}.0.mlp.down_proj.weight_global_scale"
+    edit(copy, lambda tensors: tensors[name].fill_(value))
+    report = audit_checkpoint(copy)
+    assert [b.subject for b in report.of("weight scales")] == [name]
+
+
+@pytest.mark.parametrize(("code", "words"), [(0x7F, "NaN"), (0x80 | 60, "negative"), (0, "zero")])
+def test_impossible_group_scales(copy: Path, code: int, words: str) -> None:
+    name = f"{LAYER}.1.mlp.down_proj.weight_scale"
+    edit(copy, lambda tensors: tensors[name].view(torch.uint8)[3, 2].fill_(code))
+    (breach,) = audit_checkpoint(copy).of("group scales")
+    assert breach.subject == name
+    assert words in breach.message
+    assert breach.message.startswith("1 ")
+
+
+def test_nan_in_an_unquantized_tensor(copy: Path) -> None:
+    name = f"{LAYER}.2.input_layernorm.weight"
+    edit(copy, lambda tensors: tensors[name][5].fill_(float("nan")))
+    (breach,) = audit_checkpoint(copy).breaches
+    assert (breach.check, breach.subject) == ("values", name)
+
+
+def test_missing_and_surplus_tensors(copy: Path) -> None:
+    def change(tensors: Tensors) -> None:
+        del tensors[f"{LAYER}.0.input_layernorm.weight"]
+        del tensors[f"{LAYER}.1.mlp.up_proj.weight_scale"]
+        tensors[f"{LAYER}.1.mlp.up_proj.weight"] = torch.zeros(512, 256, dtype=torch.bfloat16)
+        tensors["model.language_model.language_model.norm.weight"] = torch.zeros(2)
+
+    edit(copy, change)
+    subjects = {(b.check, b.subject) for b in audit_checkpoint(copy).breaches}
+    assert subjects == {
+        ("coverage", f"{LAYER}.0.input_layernorm.weight"),
+        ("config", f"{LAYER}.1.mlp.up_proj.weight_scale"),
+        ("config", f"{LAYER}.1.mlp.up_proj.weight"),
+        ("files", "model.language_model.language_model.norm.weight"),
+        ("coverage", "model.language_model.language_model.norm.weight"),
+    }
+
+
+def test_a_config_without_its_quantization(copy: Path) -> None:
+    edit_config(copy, lambda config: config.pop("quantization_config"))
+    assert "config" in checks(audit_checkpoint(copy))
+
+
+def test_lm_head_quantized_by_the_config(copy: Path) -> None:
+    def change(config: dict[str, Any]) -> None:
+        config["quantization_config"]["ignore"].remove("lm_head")
+
+    edit_config(copy, change)
+    report = audit_checkpoint(copy)
+    assert [b.subject for b in report.of("protected")] == ["lm_head"]
+
+
+def test_a_group_split_over_two_formats(copy: Path) -> None:
+    def change(config: dict[str, Any]) -> None:
+        config["quantization_config"]["ignore"].append(f"{LAYER}.3.self_attn.v_proj")
+
+    edit_config(copy, change)
+    report = audit_checkpoint(copy)
+    (breach,) = report.of("formats")
+    assert breach.subject == f"{LAYER}.3.self_attn.qkv_proj"
+    assert "v_proj bf16" in breach.message
+
+
+def test_the_head_of_another_release(copy: Path, source: Path) -> None:
+    head = load_file(copy / "joint_head.safetensors")
+    save_file(head, copy / "joint_head.safetensors", metadata={"written": "anew"})
+    report = audit_checkpoint(copy, source)
+    assert report.passed
+    assert any("written anew" in note for note in report.notes)
+    next(iter(head.values())).view(-1)[0] += 1
+    save_file(head, copy / "joint_head.safetensors")
+    report = audit_checkpoint(copy, source)
+    assert [b.subject for b in report.breaches] == ["joint_head.safetensors"]
+
+
+def test_a_backbone_without_head_and_draft_tensors(copy: Path) -> None:
+    (copy / "joint_head.safetensors").unlink()
+    edit(copy, lambda tensors: tensors.update({"mtp.fc.weight": torch.zeros(2, 2)}))
+    report = audit_checkpoint(copy)
+    assert report.passed
+    assert any("not a Clef" in note for note in report.notes)
+    assert any("MTP" in note for note in report.notes)
+
+
+def test_another_model_s_weights(copy: Path, source: Path) -> None:
+    name = f"{LAYER}.0.mlp.down_proj.weight_packed"
+    edit(copy, lambda tensors: tensors[name].copy_(tensors[name].flip(0).clone()))
+    report = audit_checkpoint(copy, source)
+    (breach,) = report.of("quantized")
+    assert "away from the source" in breach.message
+
+
+def test_the_source_itself_is_not_quantized(source: Path) -> None:
+    report = audit_checkpoint(source)
+    assert report.scheme == "not quantized"
+    assert report.passed
+
+
+def test_what_is_no_checkpoint_at_all(copy: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="not that of a Qwen3"):
+        edit_config(copy, lambda config: config["text_config"].update(model_type="llama"))
+        audit_checkpoint(copy)
+    with (copy / "model.safetensors").open("r+b") as file:
+        file.truncate(10_000)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        audit_checkpoint(copy)
+
+
+def test_expected_tensors_are_those_of_the_model(source: Path) -> None:
+    """The formula of names and shapes against what transformers saved."""
+    from clefq.quantize.architecture import expected_tensors
+
+    config = json.loads((source / "config.json").read_text())
+    expected = expected_tensors(config, "model.language_model")
+    assert expected == {name: ref.shape for name, ref in open_tensors(source).items()}
+
+
+@pytest.mark.parametrize("scheme", ["fp8", "nvfp4", "nvfp4-mlp", "mixed"])
+def test_schemes_are_those_that_compressed_tensors_reads(made: Make, scheme: str) -> None:
+    """Our reading of a quantization_config against the library's on the model itself."""
+    from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
+    from transformers import AutoConfig, Qwen3_5ForConditionalGeneration
+
+    from clefq.quantize.architecture import expected_tensors, linear_modules
+    from clefq.quantize.config_match import schemes_of
+    from clefq.quantize.quiet import quiet_libraries
+
+    folder = made(scheme).folder
+    config = json.loads((folder / "config.json").read_text())
+    shapes = expected_tensors(config, "model.language_model")
+    assert shapes is not None
+    ours = schemes_of(config["quantization_config"], linear_modules(shapes))
+    with torch.device("meta"):
+        loaded = AutoConfig.from_pretrained(folder)
+        model = Qwen3_5ForConditionalGeneration._from_config(loaded)
+    with quiet_libraries():
+        apply_quantization_config(
+            model, QuantizationConfig.model_validate(config["quantization_config"])
+        )
+    theirs = {
+        name: module.quantization_scheme.weights.num_bits
+        for name, module in model.named_modules()
+        if getattr(module, "quantization_scheme", None) is not None
+    }
+    assert {name: found.bits for name, found in ours.items()} == theirs
