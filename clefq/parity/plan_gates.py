@@ -150,7 +150,7 @@ def plan_from_assumptions(gates: GateFile, assumed: Assumptions) -> Iterator[Pla
     """One row per gate from assumptions alone; floors give a row per number of flips."""
     for gate in gates.gates:
         limit = limit_of(gate.direction, gate.margin, gate.bound)
-        if gate.metric == "accuracy_delta" and gate.margin:
+        if gate.metric == "accuracy_delta" and gate.margin is not None:
             yield _difference_row(gate, limit, assumed)
         elif gate.metric in SHARES and gate.bound is not None:
             yield from _floor_rows(gate, limit, assumed)

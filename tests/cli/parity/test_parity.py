@@ -5,25 +5,22 @@ import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from clefq.cli.main import run
 from clefq.parity.report_json import check_document, load_schema
+from tests.cli.parity.conftest import Clefq
 from tests.parity.synthetic import (
     OTHER_SHA,
     Dial,
     World,
-    make_world,
     meta,
     predictions,
     write,
 )
 
-Clefq = Callable[..., int]
 FILES = {
     "index.html",
     "summary.json",
@@ -34,39 +31,6 @@ FILES = {
     "fp8/flips.parquet",
     "fp8/breakdown.csv",
 }
-
-
-@pytest.fixture(scope="session")
-def world() -> World:
-    return make_world(360)
-
-
-@pytest.fixture(scope="session")
-def small() -> World:
-    return make_world(120, seed=3)
-
-
-@pytest.fixture
-def clefq(monkeypatch: pytest.MonkeyPatch) -> Clefq:
-    def call(*arguments: object) -> int:
-        monkeypatch.setattr(sys, "argv", ["clefq", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            run()
-        return int(stopped.value.code or 0)
-
-    monkeypatch.setattr("clefq.parity.run.RESAMPLES", 1000)
-    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
-    return call
-
-
-@pytest.fixture
-def run_folder(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run folder with one good, one bad and one broken candidate."""
-    folder = tmp_path / "run" / "predictions" / "synthetic"
-    write(folder / "bf16.parquet", predictions(world, "bf16"))
-    write(folder / "fp8.parquet", predictions(world, "fp8", Dial(noise=0.02)))
-    monkeypatch.chdir(tmp_path / "run")
-    return tmp_path / "run"
 
 
 def add(folder: Path, world: World, name: str, dial: Dial, **changes: object) -> Path:

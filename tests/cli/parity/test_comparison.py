@@ -1,0 +1,157 @@
+"""What `clefq parity` compares, and what it predicts first."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clefq.cli import comparison
+from clefq.cli.comparison import Request
+from clefq.console import Console
+from clefq.engines.predict import PredictJob
+from clefq.errors import InputError
+from clefq.store.run import RunFolder
+from tests.cli.parity.conftest import Clefq
+from tests.cli.parity.test_gate_life import bound_run as bound_run
+from tests.parity.synthetic import SET_SHA, Dial, World, predictions, write
+
+
+def ask(baseline: str = "bf16", *candidates: str, **changes: object) -> Request:
+    return replace(Request(baseline, candidates, (), None, ()), **changes)
+
+
+def test_baseline_alone_takes_every_other_variant_on_every_eval_set(
+    run_folder: Path, world: World
+) -> None:
+    run = RunFolder(run_folder)
+    for variant in ("fp8", "nvfp4", "bf16"):
+        (run_folder / "models" / variant).mkdir(parents=True)
+    folder = run_folder / "predictions" / "second"
+    write(folder / "bf16.parquet", predictions(world, "bf16", eval_set="second"))
+    write(folder / "odd.parquet", predictions(world, "odd", eval_set="second"))
+    for variant in ("fp8", "nvfp4"):
+        write(folder / f"{variant}.parquet", predictions(world, variant, eval_set="second"))
+    write(run_folder / "predictions" / "synthetic" / "nvfp4.parquet", predictions(world, "nvfp4"))
+    plans = comparison.plan(ask(), run)
+    assert [found.name for found in plans] == ["second", "synthetic"]
+    assert [slot.variant for slot in plans[0].candidates] == ["fp8", "nvfp4", "odd"]
+    assert [slot.variant for slot in plans[1].candidates] == ["fp8", "nvfp4"]
+
+
+def test_calibration_sets_are_not_judged(bound_run: Path) -> None:
+    manifest = bound_run / "sets" / "synthetic" / "manifest.json"
+    manifest.write_text(manifest.read_text("utf-8").replace('"eval"', '"calibration"'), "utf-8")
+    with pytest.raises(InputError, match="no eval set"):
+        comparison.plan(ask(), RunFolder(bound_run))
+
+
+def test_files_variants_and_replicates_mix(run_folder: Path, world: World) -> None:
+    again = write(run_folder / "again.parquet", predictions(world, "bf16", Dial(noise=1e-3)))
+    file = write(run_folder / "mine.parquet", predictions(world, "mine"))
+    run = RunFolder(run_folder)
+    (found,) = comparison.plan(ask("bf16", str(file), "fp8", replicates=(again,)), run)
+    assert [slot.variant for slot in found.candidates] == ["mine", "fp8"]
+    assert found.replicates == (again,)
+    stray = write(run_folder / "stray.parquet", predictions(world, "bf16", eval_set="other"))
+    with pytest.raises(InputError, match="replicate"):
+        comparison.plan(ask("bf16", "fp8", replicates=(stray,)), run)
+
+
+def test_unusable_names(run_folder: Path, world: World) -> None:
+    run = RunFolder(run_folder)
+    bad = write(run_folder / "bad.parquet", predictions(world, "../up"))
+    twin = write(run_folder / "twin.parquet", predictions(world, "fp8"))
+    with pytest.raises(InputError, match="cannot name a folder"):
+        comparison.plan(ask("bf16", str(bad)), run)
+    with pytest.raises(InputError, match="two candidates"):
+        comparison.plan(ask("bf16", "fp8", str(twin)), run)
+    with pytest.raises(InputError, match="no --eval SET"):
+        comparison.plan(ask("bf16"), None)
+    with pytest.raises(InputError, match="of one set"):
+        comparison.plan(ask(str(twin), "fp8", sets=("a", "b")), run)
+
+
+class Predictor:
+    """Stands in for the engine: remembers the jobs and writes synthetic predictions."""
+
+    def __init__(self, world: World, sha: str) -> None:
+        self.world, self.sha = world, sha
+        self.jobs: list[PredictJob] = []
+
+    def __call__(self, job: PredictJob, console: Console) -> None:
+        self.jobs.append(job)
+        made = predictions(
+            self.world,
+            job.model.variant,
+            eval_set_sha256=self.sha,
+            engine=job.engine,
+            max_length=job.spec.max_length,
+        )
+        write(job.out, made)
+
+
+@pytest.fixture
+def predictor(world: World, bound_run: Path, monkeypatch: pytest.MonkeyPatch) -> Predictor:
+    from clefq.store.sets import open_set
+
+    for variant in ("bf16", "fp8", "nvfp4"):
+        (bound_run / "models" / variant).mkdir(parents=True)
+    found = Predictor(world, open_set(bound_run / "sets" / "synthetic").sha256())
+    monkeypatch.setattr("clefq.engines.predict.predict_set", found)
+    return found
+
+
+def test_missing_predictions_are_made_like_the_baselines(
+    clefq: Clefq, bound_run: Path, predictor: Predictor, world: World
+) -> None:
+    base = bound_run / "predictions" / "synthetic" / "bf16.parquet"
+    made = predictions(world, "bf16", eval_set_sha256=predictor.sha, engine="vllm", max_length=4096)
+    write(base, made)
+    assert clefq("parity", "--baseline", "bf16", "--quiet") == 0
+    (job,) = predictor.jobs  # fp8 is there already
+    assert (job.model.variant, job.engine, job.spec.max_length) == ("nvfp4", "vllm", 4096)
+    assert job.out == bound_run / "predictions" / "synthetic" / "nvfp4.parquet"
+    assert {p.name for p in (bound_run / "report" / "synthetic").iterdir()} == {
+        "fp8", "nvfp4", "index.html", "summary.json",
+    }  # fmt: skip
+
+
+def test_the_baseline_is_predicted_first_and_the_engine_is_the_same(
+    clefq: Clefq, bound_run: Path, predictor: Predictor
+) -> None:
+    for path in (bound_run / "predictions" / "synthetic").glob("*.parquet"):
+        path.unlink()
+    code = clefq("parity", "--baseline", "bf16", "--engine", "transformers", "--quiet")
+    assert code == 0
+    assert [job.model.variant for job in predictor.jobs] == ["bf16", "fp8", "nvfp4"]
+    assert {job.engine for job in predictor.jobs} == {"transformers"}
+
+
+def test_checkpoint_folders_outside_a_run_folder(
+    clefq: Clefq,
+    bound_run: Path,
+    predictor: Predictor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    models = bound_run / "models"
+    code = clefq(
+        "parity", "--baseline", models / "bf16", "--candidate", models / "fp8",
+        "--eval", bound_run / "sets" / "synthetic", "--quiet",
+    )  # fmt: skip
+    assert code == 0
+    assert (elsewhere / "predictions" / "synthetic" / "bf16.parquet").is_file()
+    assert (elsewhere / "report" / "synthetic" / "fp8" / "parity.json").is_file()
+
+
+def test_sizes_are_those_of_the_weights(bound_run: Path, predictor: Predictor) -> None:
+    (bound_run / "models" / "fp8" / "model.safetensors").write_bytes(b"x" * 1000)
+    (found,) = comparison.plan(ask(), RunFolder(bound_run))
+    assert comparison.sizes(found, RunFolder(bound_run)).bytes == {"fp8": 1000}
+
+
+def test_synthetic_sha_is_not_that_of_a_real_set(predictor: Predictor) -> None:
+    assert predictor.sha != SET_SHA

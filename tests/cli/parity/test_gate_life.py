@@ -1,0 +1,158 @@
+"""The life of a gate file: frozen, committed, judged, replaced."""
+
+import json
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clefq.clef.records import parse_record
+from clefq.parity.gate_files import load_gates
+from clefq.store.sets import SetDraft, write_set
+from tests.cli.parity.conftest import Clefq
+from tests.parity.synthetic import Dial, World, meta, predictions, write
+
+EARLY, LATE = "2026-01-01T00:00:00+00:00", "2026-02-01T00:00:00+00:00"
+PREDICTED = "2026-01-15T00:00:00+00:00"
+
+
+def git(folder: Path, *arguments: str, date: str = EARLY) -> None:
+    environment = {
+        **os.environ,
+        "GIT_AUTHOR_DATE": date,
+        "GIT_COMMITTER_DATE": date,
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_CONFIG_SYSTEM": os.devnull,
+    }
+    identity = ("-c", "user.name=t", "-c", "user.email=t@example.invalid")
+    subprocess.run(["git", "-C", folder, *identity, *arguments], check=True, env=environment)
+
+
+def commit(folder: Path, date: str) -> None:
+    git(folder, "add", "gates")
+    git(folder, "commit", "-q", "-m", "gates", date=date)
+
+
+@pytest.fixture
+def bound_run(run_folder: Path, world: World) -> Path:
+    """The run folder with a real set, predictions on it, and an empty git repository."""
+    record = {
+        "id": "r1",
+        "cohort": "c",
+        "state": "s",
+        "questions": {"q": {"type": "noul", "instructions": "?"}},
+    }
+    draft = SetDraft("eval", "synthetic", {"made": "here"}, ())
+    found = write_set(run_folder / "sets" / "synthetic", [parse_record(record, "here")], {}, draft)
+    sha = found.sha256()
+    for name, dial in (("bf16", Dial()), ("fp8", Dial(noise=0.02))):
+        made = predictions(world, name, dial, eval_set_sha256=sha, created_at=PREDICTED)
+        write(run_folder / "predictions" / "synthetic" / f"{name}.parquet", made)
+    git(run_folder, "init", "-q", "-b", "main")
+    (run_folder / "gates").mkdir()
+    return run_folder
+
+
+def freeze(clefq: Clefq, template: str = "release", out: str = "gates/g.yaml", *more: str) -> int:
+    return clefq(
+        "gate",
+        template,
+        "--freeze",
+        "--set",
+        "synthetic",
+        "--baseline",
+        "bf16",
+        "--out",
+        out,
+        *more,
+    )
+
+
+def judged(folder: Path) -> dict:
+    path = folder / "report" / "synthetic" / "fp8" / "parity.json"
+    return json.loads(path.read_text("utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("date", "status"), [(EARLY, "preregistered"), (LATE, "after_results"), (None, "unproven")]
+)
+def test_frozen_gates_and_when_they_were_committed(
+    clefq: Clefq, bound_run: Path, date: str | None, status: str
+) -> None:
+    assert freeze(clefq) == 0
+    if date is not None:
+        commit(bound_run, date)
+    assert clefq("parity", "--baseline", "bf16", "--gates", "gates/g.yaml") == 0
+    document = judged(bound_run)
+    gate_file = document["gate_file"]
+    assert gate_file["bound"] is True
+    assert gate_file["preregistration"]["status"] == status
+    assert gate_file["text"] == (bound_run / "gates" / "g.yaml").read_text("utf-8")
+    late = any("committed after" in banner for banner in document["verdict"]["banners"])
+    assert late == (status == "after_results")
+
+
+def test_bundled_templates_are_reported_as_not_preregistered(clefq: Clefq, bound_run: Path) -> None:
+    assert clefq("parity", "--baseline", "bf16") == 0
+    assert judged(bound_run)["gate_file"]["preregistration"]["status"] == "not_preregistered"
+
+
+def test_freeze_binds_hashes_and_never_overwrites(
+    clefq: Clefq, bound_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert freeze(clefq, "strict", "gates/s.yaml", "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    gates = load_gates("gates/s.yaml").gates
+    assert gates.eval_set is not None and gates.baseline is not None
+    assert gates.eval_set.sha256 == shown["eval_set"]["sha256"]
+    assert gates.baseline.model_sha256 == meta("bf16").model_sha256
+    assert gates.gates == load_gates("strict").gates.gates
+    assert freeze(clefq, "strict", "gates/s.yaml") == 2
+    assert freeze(clefq, "gates/s.yaml", "gates/t.yaml") == 2  # bound already
+    assert clefq("gate", "release", "--freeze", "--set", "gone", "--baseline", "bf16") == 2
+
+
+def test_gates_bound_to_other_inputs_are_invalid(
+    clefq: Clefq, bound_run: Path, world: World
+) -> None:
+    assert freeze(clefq) == 0
+    folder = bound_run / "predictions" / "synthetic"
+    found = predictions(world, "bf16", created_at=PREDICTED)
+    sha = load_gates("gates/g.yaml").gates.eval_set
+    assert sha is not None
+    other = replace(found.meta, eval_set_sha256=sha.sha256, model_sha256="d" * 64)
+    write(folder / "bf16.parquet", replace(found, meta=other))
+    assert clefq("parity", "--baseline", "bf16", "--gates", "gates/g.yaml") == 4
+    assert "model_sha256" in judged(bound_run)["verdict"]["reasons"][0]
+
+
+def test_superseding_gates_show_both_verdicts(clefq: Clefq, bound_run: Path) -> None:
+    strict = bound_run / "hard.yaml"
+    text = load_gates("release").text.replace("margin: 0.02", "margin: 0.0001")
+    strict.write_text(text.replace("name: release", "name: hard"), "utf-8")
+    assert freeze(clefq, "hard.yaml", "gates/old.yaml") == 0
+    assert clefq("parity", "--baseline", "bf16", "--gates", "gates/old.yaml") == 3
+    assert freeze(clefq, "release", "gates/new.yaml", "--supersedes", "gates/old.yaml") == 0
+    assert clefq("parity", "--baseline", "bf16", "--gates", "gates/new.yaml") == 0
+    document = judged(bound_run)
+    old = document["gate_file"]["superseded"]
+    assert (document["verdict"]["word"], old["verdict"]["word"]) == ("pass", "inconclusive")
+    assert any("gates changed after results" in b for b in document["verdict"]["banners"])
+    page = (bound_run / "report" / "synthetic" / "fp8" / "report.html").read_text("utf-8")
+    assert "gates changed after results" in page and "that these replace (hard" in page
+    # the replaced file is gone: the verdict by the new one alone is refused
+    (bound_run / "gates" / "old.yaml").unlink()
+    assert clefq("parity", "--baseline", "bf16", "--gates", "gates/new.yaml") == 2
+    # judged again, both verdicts stay
+    assert clefq("gate", "report") == 0
+
+
+def test_predictions_of_an_older_state_of_the_set_are_refused(
+    clefq: Clefq, bound_run: Path, world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stale = bound_run / "predictions" / "synthetic" / "fp8.parquet"
+    write(stale, predictions(world, "fp8"))
+    assert clefq("parity", "--baseline", "bf16") == 2
+    assert "made on another set" in capsys.readouterr().err
