@@ -49,9 +49,9 @@ def link(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def _kind(output: str) -> str:
-    if output[0] in "'\"":
+    if output[:1] in ("'", '"', ""):
         return "text"
-    if output[0] in "[({":
+    if output[:1] in ("[", "(", "{"):
         return output[0]
     return "number" if output.lstrip("-")[:1].isdigit() else "word"
 

@@ -27,14 +27,14 @@ class Options:
 
 def read(spec: ReadSpec) -> Iterator[Row]:
     """Rows as records; as many as the definition wants."""
-    from clefq.nano.tasks import generate
+    from clefq.nano.tasks import generate, images_of
 
     if spec.count is None:
         raise DefinitionError("nano: a generated source needs a count.")
     options: Options = spec.options
     records = generate(options.task, spec.split, spec.count, options.seed)
     for number, record in enumerate(records, start=1):
-        yield Row(f"{options.task}/{spec.split}", number, {"record": record})
+        yield Row(f"{options.task}/{spec.split}", number, {"record": record, "images": images_of(record)})
 
 
 def from_hub(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def build(value: dict[str, Any], record_id: str, options: Options) -> Iterable[E
     """The record as the generator made it."""
     record: Record = value["record"]
     gold = record.gold.get(record.questions[0].id, "")
-    yield Example(record, label=gold)
+    yield Example(record, label=gold, media=value["images"])
 
 
 SOURCE = Source(
