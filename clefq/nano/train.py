@@ -12,13 +12,12 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import math
 import multiprocessing
 import os
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from clefq.nano.batches import MIXTURE, Batch, BatchStream, Example, StreamSpec,
 from clefq.nano.build import HEAD, WEIGHTS, nano_config, token_ids_of, write_release
 from clefq.nano.corpus import read_utterances
 from clefq.nano.judge import judge, test_examples
+from clefq.nano.lean import start_value, use_lean_layers, use_one_tuning
 from clefq.store.atomic import write_json
 
 STATE_PARTS = 2
@@ -118,71 +118,8 @@ def new_model(plan: Plan, tokenizer_file: Path) -> Miniature:
         model.head.residual_gate.fill_(1.0)
         model.head.type_embedding.weight.mul_(0.1)
         for name, parameter in model.backbone.named_parameters():
-            _start(name, parameter)
+            start_value(name, parameter)
     return model.to(plan.device)
-
-
-def _start(name: str, parameter: torch.Tensor) -> None:
-    """Starting values for training from nothing; the library's are made for loading weights.
-
-    Matrices keep the scale of their input, with those that write to the residual stream smaller
-    by 1/√16 (two per layer). DeltaNet's memory starts with spans from one to a thousand tokens;
-    the library's bias of 1 would make it forget within one.
-    """
-    residual = (".o_proj.weight", ".out_proj.weight", ".down_proj.weight", ".linear_fc2.weight")
-    if name.endswith("dt_bias"):
-        step = torch.exp(torch.empty_like(parameter).uniform_(math.log(1e-3), math.log(0.1)))
-        parameter.copy_(step + torch.log(-torch.expm1(-step)))  # softplus inverted
-    elif name.endswith("A_log"):
-        parameter.uniform_(0.0, math.log(8.0))
-    elif name.endswith("conv1d.weight"):
-        parameter.uniform_(-0.5, 0.5)
-    elif name.endswith("embed_tokens.weight"):
-        parameter.normal_(0.0, 0.1)
-    elif parameter.ndim == 2 and "embed" not in name and "lm_head" not in name:
-        parameter.normal_(0.0, parameter.shape[1] ** -0.5)
-        if name.endswith(residual):
-            parameter.mul_(0.25)
-
-
-def use_lean_layers() -> None:
-    """Replaces slow pieces of the reference layers by the same arithmetic in fewer kernels.
-
-    The depthwise convolution of four taps becomes four shifted products (its library kernel's
-    gradient takes longer than the rest of the layer), the norms one fused kernel each.
-    """
-    from transformers.models.qwen3_5 import modeling_qwen3_5
-
-    def convolve(
-        hidden_states: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        activation: str | None = None,
-        **_: Any,
-    ) -> torch.Tensor:
-        assert bias is None and activation == "silu"
-        rows = hidden_states.transpose(1, 2)  # [records, length, channels], contiguous
-        taps, length = weight.shape[-1], rows.shape[1]
-        padded = functional.pad(rows, (0, 0, taps - 1, 0))
-        weight = weight.to(rows.dtype)
-        mixed = padded[:, :length] * weight[:, 0]
-        for tap in range(1, taps):
-            mixed = mixed + padded[:, tap : tap + length] * weight[:, tap]
-        return functional.silu(mixed).transpose(1, 2)
-
-    def norm(self: Any, x: torch.Tensor) -> torch.Tensor:
-        gain = 1.0 + self.weight.float()
-        return functional.rms_norm(x.float(), gain.shape, gain, self.eps).type_as(x)
-
-    def gated_norm(self: Any, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        gain = self.weight.float()
-        normed = functional.rms_norm(x.float(), gain.shape, gain, self.variance_epsilon)
-        return (normed * functional.silu(gate.float())).type_as(x)
-
-    module: Any = modeling_qwen3_5
-    module.causal_conv1d_fn = convolve
-    module.Qwen3_5RMSNorm.forward = norm
-    module.Qwen3_5RMSNormGated.forward = gated_norm
 
 
 def losses(
@@ -324,14 +261,14 @@ class Run:
         return time.monotonic() - self.began
 
 
-def start_batches(plan: Plan, data: Path, progress: Any) -> Iterator[Any]:
+def start_batches(plan: Plan, data: Path, progress: Callable[[], float]) -> Iterator[Any]:
     """Starts the workers; must come before the first CUDA call, because they are forked."""
     spec = StreamSpec(
         WEIGHTS,
         tuple(read_utterances(data)),
         plan.batch_tokens,
         plan.seed,
-        lambda: float(progress.value),
+        progress,
         {task: MIXTURE[task] for task in plan.tasks},
     )
     loader = torch.utils.data.DataLoader(
@@ -351,7 +288,10 @@ def perform(plan: Plan, data: Path, out: Path, resume: Path | None) -> dict[str,
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers are processes already
     torch.set_float32_matmul_precision("high")
     progress = multiprocessing.get_context("fork").Value("d", 0.0)
-    batches = start_batches(plan, data, progress)
+    # A continued training has been through the small records.
+    known = 0.0 if resume is None else 0.3
+    batches = start_batches(plan, data, lambda: max(known, float(progress.value)))
+    use_one_tuning()
     use_lean_layers()
     model = new_model(plan, WEIGHTS / "tokenizer.json")
     if resume is not None:
