@@ -28,6 +28,7 @@ COMMANDS: dict[str, str] = {
     "build": "build",
     "quantize": "quantize",
     "predict": "predict",
+    "import": "import_",
     "parity": "parity",
     "gate": "gate",
     "plan": "plan",
