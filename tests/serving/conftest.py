@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,3 +84,36 @@ def image_set(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Record], P
             image.save(root / names[-1])
         records.append(replace(make_record(rng, number, words=60), images=tuple(names)))
     return records, root
+
+
+def quantized(source: Path, kind: str, out: Path) -> Path:
+    """A copy of a BF16 checkpoint with every Linear quantized to nearest, packed by the library.
+
+    Args:
+        source: BF16 checkpoint, in any number of shards.
+        kind: `fp8`, `nvfp4` or `nvfp4a16`.
+        out: New folder.
+    """
+    from safetensors.torch import load_file, save_file
+
+    from tests.engines.quantizing import quantize_release
+
+    merged = out.with_name(f"{out.name}-merged")
+    shutil.copytree(source, merged)
+    tensors = {}
+    for shard in merged.glob("model*.safetensors"):
+        tensors |= load_file(shard)
+        shard.unlink()
+    (merged / "model.safetensors.index.json").unlink(missing_ok=True)
+    save_file(tensors, merged / "model.safetensors", metadata={"format": "pt"})
+    quantize_release(merged, out, lambda module: kind)
+    shutil.rmtree(merged)
+    # vLLM has module names of its own: targets anchored to a checkpoint's names match nothing
+    config = json.loads((out / "config.json").read_text())
+    section = config["quantization_config"]
+    form = "float-quantized" if kind == "fp8" else "nvfp4-pack-quantized"
+    section["format"] = form
+    section["config_groups"]["group_0"] |= {"targets": ["Linear"], "format": form}
+    section["ignore"] = ["re:.*lm_head$", "re:.*visual.*", r"re:.*linear_attn\.in_proj_[ab]$"]
+    (out / "config.json").write_text(json.dumps(config))
+    return out

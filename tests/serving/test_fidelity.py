@@ -1,0 +1,85 @@
+"""The trained miniature on vLLM and on transformers: the same answers, scheme by scheme.
+
+The quantized checkpoints are made by `clefq quantize` in the quantization environment, which
+`make setup` builds; where it is missing, these tests skip and say so.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.serve
+pytest.importorskip("vllm")
+
+from clefq.clef.records import Record  # noqa: E402
+from clefq.engines.base import Engine, EngineSpec, RecordResult  # noqa: E402
+from clefq.nano.build import SETS, WEIGHTS  # noqa: E402
+from clefq.store.sets import open_set  # noqa: E402
+
+QUANTIZE_PYTHON = Path(__file__).resolve().parents[2] / ".venv" / "bin" / "python"
+SPEC = EngineSpec(batch_tokens=1024)
+# every n-th record: the simulation of W4A4 runs a few thousand tokens a second
+STRIDE = {"bf16": 1, "fp8": 6, "nvfp4a16": 6, "nvfp4": 6}
+AGREEMENT = 0.995
+KL = 2e-4
+Answers = dict[tuple[str, str], np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    if not QUANTIZE_PYTHON.is_file():
+        pytest.skip("needs the quantization environment: make setup")
+    out = tmp_path_factory.mktemp("schemes")
+    folders = {"bf16": WEIGHTS}
+    for scheme in ("fp8", "nvfp4a16", "nvfp4"):
+        folders[scheme] = out / scheme
+        command = [str(QUANTIZE_PYTHON), "-m", "clefq.cli.main", "quantize", str(WEIGHTS)]
+        command += ["--scheme", scheme, "--out", str(folders[scheme]), "--quiet"]
+        if scheme == "nvfp4":
+            command += ["--calibration", str(SETS / "nano-calibration")]
+        subprocess.run(command, check=True, timeout=280)
+    return folders
+
+
+def answers(engine: Engine, records: Sequence[Record], root: Path) -> Answers:
+    results: list[RecordResult] = [r for group in engine.predict(records, root) for r in group]
+    engine.close()
+    assert not [result.record_id for result in results if result.errors]
+    return {
+        (result.record_id, question): logprobs
+        for result in results
+        for question, logprobs in result.logprobs.items()
+    }
+
+
+def compare(ours: Answers, theirs: Answers) -> tuple[float, float]:
+    """Agreement of the top options, and mean KL(theirs‖ours) in nats."""
+    assert ours.keys() == theirs.keys()
+    same = [int(np.argmax(ours[key]) == np.argmax(theirs[key])) for key in ours]
+    kl = [float(np.sum(np.exp(theirs[k]) * (theirs[k] - ours[k]))) for k in ours]
+    return float(np.mean(same)), float(np.mean(kl))
+
+
+@pytest.mark.parametrize("scheme", ["bf16", "fp8", "nvfp4a16", "nvfp4"])
+def test_vllm_answers_as_transformers(scheme: str, checkpoints: dict[str, Path]) -> None:
+    from clefq.engines.transformers_engine import TransformersEngine
+    from clefq.engines.vllm_engine import VllmEngine
+
+    folder = open_set(SETS / "nano-eval")
+    records = list(folder.records())[:: STRIDE[scheme]]
+    ours = answers(VllmEngine(checkpoints[scheme], SPEC), records, folder.path)
+    theirs = answers(TransformersEngine(checkpoints[scheme], EngineSpec()), records, folder.path)
+    agreement, kl = compare(ours, theirs)
+    allowed = KL
+    if scheme != "bf16":
+        base = answers(TransformersEngine(WEIGHTS, EngineSpec()), records, folder.path)
+        allowed = max(KL, 0.1 * compare(theirs, base)[1])
+    print(f"\n{scheme}: agreement {agreement:.4f}, KL {kl:.2e} (allowed {allowed:.2e})")
+    assert kl <= allowed
+    if scheme == "bf16":
+        assert agreement >= AGREEMENT
