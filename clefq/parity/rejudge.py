@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from clefq.errors import InputError
-from clefq.parity.compare import OTHER_GATES, CandidateReport, judge_candidate
+from clefq.parity.compare import OTHER_GATES, judge_candidate
 from clefq.parity.gate_files import LoadedGates
 from clefq.parity.gate_parsing import parse_gates
 from clefq.parity.gates import OVERALL, FigureQuery, judge_gates
@@ -103,15 +103,8 @@ def rejudge(path: Path) -> Rejudged:
             "replicates": [side["predictions"] for side in _replicates(document)],
         },
     )
-    return Rejudged(path, _document(report), stored, FROM_PREDICTIONS)
-
-
-def _document(report: CandidateReport) -> dict[str, Any]:
-    from clefq.parity.flips import flips_summary
-
-    statistics = report.statistics
-    flips = {} if statistics is None else flips_summary(statistics.pairs, statistics.values)
-    return parity_document(report, flips, provenance(FROM_PREDICTIONS))
+    now = parity_document(report, provenance(FROM_PREDICTIONS))
+    return Rejudged(path, now, stored, FROM_PREDICTIONS)
 
 
 def _embedded_gates(gate_file: Mapping[str, Any], path: Path) -> LoadedGates:

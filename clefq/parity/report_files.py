@@ -16,7 +16,7 @@ from typing import Any
 
 from clefq.errors import InputError
 from clefq.parity.compare import CandidateReport
-from clefq.parity.flips import flips_frame, flips_summary
+from clefq.parity.flips import flips_frame
 from clefq.parity.report_html import index_html, report_html
 from clefq.parity.report_json import Provenance, check_document, parity_document
 from clefq.parity.report_junit import junit_xml
@@ -87,18 +87,13 @@ def write_reports(
 def _write_candidate(target: Path, report: CandidateReport, spec: ReportSpec) -> Mapping[str, Any]:
     target.mkdir()
     statistics = report.statistics
-    values = None if statistics is None else statistics.values
-    flips: dict[str, Any] = {}
-    if statistics is not None and values is not None:
-        flips = flips_summary(statistics.pairs, values)
-        frame = flips_frame(statistics.pairs, values)
+    if statistics is not None:
+        frame = flips_frame(statistics.pairs, statistics.values)
         frame.to_parquet(target / "flips.parquet", index=False, compression="zstd")
-    document = parity_document(report, flips, spec.provenance)
+    document = parity_document(report, spec.provenance)
     check_document(document, "parity", "parity.json")
     write_json(target / "parity.json", document)
-    drawn = (
-        [] if values is None or statistics is None else plots(document, statistics, report.noise)
-    )
+    drawn = [] if statistics is None else plots(document, statistics, report.noise)
     write_text(target / "report.html", report_html(document, drawn))
     write_text(target / "report.md", report_markdown(document))
     junit = junit_xml([document], inconclusive_fails=spec.inconclusive_fails)

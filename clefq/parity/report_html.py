@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from clefq.parity.cards import find_card
 from clefq.parity.gates import round_up, title_of
+from clefq.parity.report_details import detail_lines
 from clefq.parity.report_format import (
     MARKS,
     NONE,
@@ -30,6 +31,13 @@ from clefq.parity.report_markdown import SHOWN
 from clefq.parity.report_plots import Plot
 from clefq.parity.svg import Interval, interval_bar
 from clefq.parity.verdict import ORDER
+
+PREREGISTRATION = {
+    "preregistered": "came first",
+    "after_results": "came after",
+    "unproven": "unproven",
+    "not_preregistered": "template",
+}
 
 
 def report_html(document: Mapping[str, Any], plots: Sequence[Plot]) -> str:
@@ -48,6 +56,8 @@ def report_html(document: Mapping[str, Any], plots: Sequence[Plot]) -> str:
             gates=[_gate_row(gate) for gate in document["gates"]],
             old_gates=_old_gates(document),
             metrics=_metric_rows(document),
+            details=detail_lines(document),
+            prereg=PREREGISTRATION[document["gate_file"]["preregistration"]["status"]],
             plots=[{"title": p.title, "caption": p.caption, "svg": Markup(p.svg)} for p in plots],
         )
     )
@@ -154,7 +164,7 @@ def _metric_row(
         "shown": shown,
         "bounds": interval(metric["lower"], metric["upper"], unit, signed=signed),
         "boot": interval(boot["lower"], boot["upper"], unit, signed=signed),
-        "method": metric["method"].replace("_", " "),
+        "method": metric["method"].replace("_", " ").replace(" cluster", ""),
         "n": metric["n_questions"],
         "records": metric["n_records"],
         "infinite": metric["n_infinite"],

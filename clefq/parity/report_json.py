@@ -16,6 +16,8 @@ from typing import Any
 
 from clefq.errors import InputError
 from clefq.parity.compare import CandidateReport
+from clefq.parity.details import describe
+from clefq.parity.flips import flips_summary
 from clefq.parity.gate_files import LoadedGates
 from clefq.store.atomic import read_json
 from clefq.store.predictions import PredictionsMeta
@@ -43,14 +45,11 @@ class Provenance:
     command: str
 
 
-def parity_document(
-    report: CandidateReport, flips: Mapping[str, Any], provenance: Provenance
-) -> dict[str, Any]:
+def parity_document(report: CandidateReport, provenance: Provenance) -> dict[str, Any]:
     """The JSON value of `parity.json`; infinities become null.
 
     Args:
         report: The judged candidate.
-        flips: The object under `flips` (`clefq.parity.flips.flips_summary`).
         provenance: How it was made.
     """
     statistics = report.statistics
@@ -76,7 +75,8 @@ def parity_document(
         "alarms": [alarm.to_json() for alarm in report.alarms],
         "gates": [result.to_json() for result in report.results],
         "gate_file": _gate_file(report),
-        "flips": dict(flips),
+        "flips": {} if statistics is None else flips_summary(statistics.pairs, statistics.values),
+        "details": None if statistics is None else describe(statistics),
         "noise_floor": _noise_floor(report),
         "policies": _policies(report),
         "provenance": asdict(provenance),

@@ -16,7 +16,7 @@ from clefq.parity.statistics import PairStatistics
 from clefq.parity.svg import Axis, Canvas, picture, text_at
 
 MARGIN_EDGES = np.linspace(0.0, 1.0, 11)
-CONFIDENCE_EDGES = np.linspace(0.0, 1.0, 11)
+MIN_BIN = 10
 MIN_SLICE = 200
 MAX_POINTS = 1500
 MAX_SLICES = 40
@@ -56,7 +56,7 @@ def plots(
         distances(values.tv[values.valid], _floor(noise, "tv"), "total variation"),
         distances(values.kl[values.valid], _floor(noise, "kl"), "KL, nats"),
         p_true(values, thresholds),
-        reliability(values),
+        reliability(document["details"]["reliability"]),
         risk_coverage(values),
     ]
     return [plot for plot in found if plot is not None]
@@ -94,12 +94,12 @@ def flip_rate(values: QuestionValues) -> Plot | None:
         body += [
             canvas.bar(k / 10, (k + 1) / 10, x / n, "bar"),
             canvas.whisker(middle, low, min(high, top), "whisker"),
-            canvas.label((middle, 0), f"{x}/{n}", lift=4),
+            canvas.label((middle, top), f"{x}/{n}", lift=3),
         ]
     text = "; ".join(f"margin {k / 10:.1f}: {x} of {n}" for k, x, n in rows if n)
     return Plot(
         "Where do answers flip?",
-        "Changed answers by the baseline's margin, flips/questions in each bar, 95% Wilson "
+        "Changed answers by the baseline's margin; above, flips/questions; 95% Wilson "
         "intervals. Flips belong at the left, where the baseline itself was unsure.",
         canvas.draw("Flip rate by margin", text, body),
     )
@@ -229,39 +229,42 @@ def p_true(values: QuestionValues, thresholds: Sequence[float]) -> Plot | None:
     )
 
 
-def reliability(values: QuestionValues) -> Plot | None:
-    """Accuracy against confidence of both models, in the same bins."""
-    known = values.valid & values.has_gold
-    if not bool(known.any()):
+def reliability(details: Mapping[str, Any] | None) -> Plot | None:
+    """Accuracy against confidence of both models, in the baseline's bins.
+
+    Args:
+        details: The object under `reliability` in the details, or None without gold.
+    """
+    if details is None:
         return None
+    sides = {
+        role: [
+            (bin_["confidence"], bin_["accuracy"]) for bin_ in details[role] if bin_["n"] >= MIN_BIN
+        ]
+        for role in ("baseline", "candidate")
+    }
+    known = [value for points in sides.values() for point in points for value in point]
+    if not known:
+        return None
+    low = max(0.0, min(known) - 0.05)
     canvas = Canvas(
-        Axis(0, 1, "confidence in the chosen option"), Axis(0, 1, "accuracy", percent=True)
+        Axis(low, 1, "confidence in the chosen option"), Axis(low, 1, "accuracy", percent=True)
     )
-    body = [canvas.line(((0, 0), (1, 1)), "diagonal")]
-    texts = []
-    sides = (("baseline", values.baseline, "ref"), ("candidate", values.candidate, "main"))
-    for role, side, style in sides:
-        points = _reliability_points(side, known)
-        body.append(canvas.line(points, f"curve {style}"))
+    body = [canvas.line(((low, low), (1, 1)), "diagonal")]
+    for role, style in (("baseline", "ref"), ("candidate", "main")):
+        body.append(canvas.line(sides[role], f"curve {style}"))
         mark = canvas.diamond if style == "ref" else canvas.dot
-        body += [mark(point, f"pt {style}") for point in points]
-        texts.append(f"{role}: " + ", ".join(f"{x:.2f}→{y:.2f}" for x, y in points))
+        body += [mark(point, f"pt {style}") for point in sides[role]]
+    text = "; ".join(
+        f"{role}: " + ", ".join(f"{x:.2f} to {y:.2f}" for x, y in points)
+        for role, points in sides.items()
+    )
     return Plot(
         "Do stated confidences still hold?",
         "Accuracy in bins of confidence: baseline dashed with diamonds, candidate solid with "
         "dots. On the diagonal, 80% confidence means 80% right.",
-        canvas.draw("Reliability of both models", "; ".join(texts), body),
+        canvas.draw("Reliability of both models", text, body),
     )
-
-
-def _reliability_points(side: SideValues, known: BoolArray) -> list[tuple[float, float]]:
-    confidence, right = side.confidence[known], side.correct[known]
-    bins = np.clip(np.digitize(confidence, CONFIDENCE_EDGES) - 1, 0, 9)
-    return [
-        (float(confidence[bins == k].mean()), float(right[bins == k].mean()))
-        for k in range(10)
-        if (bins == k).sum() >= 10
-    ]
 
 
 def risk_coverage(values: QuestionValues) -> Plot | None:

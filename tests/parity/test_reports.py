@@ -156,7 +156,7 @@ def test_infinite_kl_is_null_and_counted(world: World) -> None:
     frame.at[0, "logprobs"] = values.tolist()
     spec = JudgeSpec(load_gates("release"), NO_GIT, resamples=200)
     found = judge_candidate(base, Predictions(other.meta, frame), spec)
-    document = parity_document(found, {}, PROVENANCE)
+    document = parity_document(found, PROVENANCE)
     check_document(document, "parity", "x")
     kl = document["metrics"]["kl"]
     assert (kl["estimate"], kl["n_infinite"]) == (None, 1)
@@ -317,7 +317,7 @@ def test_reports_without_figures_render(world: World) -> None:
     frame["cohort"] = "elsewhere"
     spec = JudgeSpec(load_gates("release"), NO_GIT)
     found = judge_candidate(base, Predictions(other.meta, frame), spec)
-    document = parity_document(found, {}, PROVENANCE)
+    document = parity_document(found, PROVENANCE)
     assert document["verdict"]["word"] == "invalid"
     read_page(report_html(document, []))
     assert "INVALID" in report_markdown(document)
