@@ -89,8 +89,9 @@ def pack_e2m1(values: torch.Tensor) -> torch.Tensor:
     """
     flat = values.reshape(-1)
     magnitude = flat.abs()
-    code = torch.signbit(flat).to(torch.uint8) << 3
-    above = torch.empty_like(code, dtype=torch.bool)
+    # a negative zero loses its sign in the library; what rounds to zero from below keeps it
+    above = flat < 0
+    code = above.view(torch.uint8) << 3
     for midpoint, tie_up in _MIDPOINTS:
         compare = torch.ge if tie_up else torch.gt
         code += compare(magnitude, midpoint, out=above).view(torch.uint8)

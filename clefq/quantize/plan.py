@@ -75,14 +75,14 @@ def make_plan(folder: Path, recipe: Recipe) -> Plan:
         if getattr(module, "quantization_scheme", None) is not None
     }
     linears = {name for name, module in model.named_modules() if _is_linear(module)}
-    faults = _faults(modules, linears, model)
+    config = _config(model) if modules else {}  # names the formats that are checked next
+    faults = _faults(modules, linears)
     if faults:
         raise RecipeError(
             f"{recipe.origin} would harm the checkpoint: {faults[0]}.",
             fix="start from a file of recipes/ and keep its ignore list.",
             faults=faults[1:],
         )
-    config = _config(model)
     return Plan(
         modules=modules,
         quantization_config=config,
@@ -135,8 +135,10 @@ def _instantiate(recipe: Recipe) -> list[Any]:
     try:
         return list(LibraryRecipe.create_instance(recipe.text).modifiers)
     except (ValueError, TypeError, KeyError, NotImplementedError) as error:
-        text = " ".join(str(error).split())
-        raise RecipeError(f"{recipe.origin} is no valid recipe: {text}.") from error
+        raise RecipeError(
+            f"{recipe.origin} is no valid recipe: {_plain(error)}.",
+            fix="start from a file of recipes/.",
+        ) from error
 
 
 def _apply(modifier: Any, model: Any, recipe: Recipe) -> None:
@@ -148,11 +150,21 @@ def _apply(modifier: Any, model: Any, recipe: Recipe) -> None:
             )
         modifier.initialize_quantization(model)
     except (ValueError, NotImplementedError, KeyError) as error:
-        text = " ".join(str(error).split())
-        raise RecipeError(f"{recipe.origin} does not fit this model: {text}.") from error
+        raise RecipeError(
+            f"{recipe.origin} does not fit this model: {_plain(error)}.",
+            fix="start from a file of recipes/.",
+        ) from error
 
 
-def _faults(modules: dict[str, Any], linears: set[str], model: Any) -> list[str]:
+def _plain(error: Exception) -> str:
+    """What went wrong in one line, without the library's frame around it."""
+    text = " ".join(str(error).split())
+    if isinstance(error, ValueError) and hasattr(error, "errors"):
+        text = "; ".join(str(item["msg"]) for item in error.errors())
+    return text.rstrip(".")
+
+
+def _faults(modules: dict[str, Any], linears: set[str]) -> list[str]:
     if not modules:
         return ["it matches no module of this model"]
     found = []
@@ -166,8 +178,8 @@ def _faults(modules: dict[str, Any], linears: set[str], model: Any) -> list[str]
             found.append(f"it quantizes the activations of {name} but not its weights")
         elif scheme.output_activations is not None:
             found.append(f"it quantizes the outputs of {name}")
-        elif str(getattr(scheme.format, "value", scheme.format)) not in (*FORMATS, "None"):
-            found.append(f"it stores {name} as {scheme.format}")
+        elif _format(scheme) not in FORMATS:
+            found.append(f"it stores {name} as {_format(scheme)}, which clefq cannot audit")
     for group in fused_groups(linears):
         kinds = {_kind(modules.get(member)) for member in group.members}
         if len(kinds) > 1:
@@ -177,6 +189,10 @@ def _faults(modules: dict[str, Any], linears: set[str], model: Any) -> list[str]
             )
             found.append(f"it splits {group.name}, one matrix product in serving ({listed})")
     return found
+
+
+def _format(scheme: Any) -> str:
+    return str(getattr(scheme.format, "value", scheme.format))
 
 
 def _kind(scheme: Any) -> str:

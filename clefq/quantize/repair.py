@@ -156,7 +156,7 @@ def _mend_scales(task: _Task, report: RepairReport) -> Edits:
         divisors = _divisors(task.refs, group, "weight_global_scale")
         if group.name not in broken or len(set(divisors.values())) < 2:
             continue
-        shared = min(divisors.values())
+        shared = _smallest(task.refs, divisors)
         factors = shrink_factors(divisors)
         for module, own in divisors.items():
             requantize = task.source is not None and not task.other_rounding(module)
@@ -176,6 +176,16 @@ def _mend_scales(task: _Task, report: RepairReport) -> Edits:
                 )
             report.members.append(Mended(module, method, factors[module], before, after))
     return edits
+
+
+def _smallest(refs: Mapping[str, TensorRef], divisors: Mapping[str, float]) -> float:
+    """The shared divisor; a member of zeros alone has none of its own to count."""
+    counted = [d for m, d in divisors.items() if _nonzero(refs[f"{m}.weight_packed"])]
+    return min(counted or divisors.values())
+
+
+def _nonzero(packed: TensorRef) -> bool:
+    return any(np.any(np.frombuffer(block, dtype=np.uint8) & 0x77) for block in packed.blocks())
 
 
 def _divisors(refs: Mapping[str, TensorRef], group: FusedGroup, suffix: str) -> dict[str, float]:

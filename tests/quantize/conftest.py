@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from clefq.console import Console
 from clefq.quantize.calibration import load_calibration
@@ -16,6 +17,9 @@ from clefq.quantize.run import QuantizeSpec, Result, quantize
 from tests.quantize.models import build_image, build_release, build_set
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# a busy machine is no failure
+settings.register_profile("quantize", deadline=None)
+settings.load_profile("quantize")
 
 Make = Callable[[str, str], Result]
 

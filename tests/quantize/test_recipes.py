@@ -1,0 +1,182 @@
+"""Recipes: bundled ones as llm-compressor reads them; the user's own, refused where they harm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from clefq.errors import CheckpointError, RecipeError
+from clefq.quantize.fusion import FUSED, fused_groups, group_key, shared_scale_tables
+from clefq.quantize.plan import Plan, make_plan
+from clefq.quantize.quiet import quiet_libraries
+from clefq.quantize.recipes import SCHEMES, Recipe, bundled_recipe, custom_recipe
+from clefq.store.data_files import data_folder
+from tests.quantize.conftest import Make
+
+IGNORE = ["re:.*lm_head$", "re:.*visual.*", r"re:.*linear_attn\.in_proj_[ab]$"]
+
+
+def write(path: Path, modifier: str = "QuantizationModifier", **arguments: object) -> Path:
+    body = {"quant_stage": {"quant_modifiers": {modifier: arguments}}}
+    path.write_text(yaml.safe_dump(body))
+    return path
+
+
+def plan(source: Path, recipe: Recipe) -> Plan:
+    with quiet_libraries():
+        return make_plan(source, recipe)
+
+
+def refused(source: Path, path: Path) -> str:
+    with pytest.raises(RecipeError) as caught:
+        plan(source, custom_recipe(path))
+    assert caught.value.fix
+    return str(caught.value)
+
+
+def test_the_registry_is_the_folder() -> None:
+    assert sorted(SCHEMES.values()) == sorted(p.name for p in data_folder("recipes").iterdir())
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_llm_compressor_reads_a_bundled_recipe_unchanged(scheme: str) -> None:
+    from llmcompressor.recipe import Recipe as LibraryRecipe
+
+    path = data_folder("recipes") / SCHEMES[scheme]
+    (modifier,) = LibraryRecipe.create_instance(str(path)).modifiers
+    assert modifier.resolved_config.config_groups
+    header = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    assert any("is applied by `clefq quantize`" in line for line in header)
+    assert any("`clefq repair`" in line for line in header)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "formats", "data"),
+    [
+        ("fp8", {"w8a8": 25}, False),
+        ("nvfp4a16", {"w4a16": 25}, False),
+        ("nvfp4", {"w4a4": 25}, True),
+        ("nvfp4-mlp", {"w4a4": 12}, True),
+        ("mixed", {"w4a4": 9, "w8a8": 16}, True),
+    ],
+)
+def test_what_a_bundled_recipe_quantizes(
+    source: Path, scheme: str, formats: dict[str, int], data: bool
+) -> None:
+    found = plan(source, bundled_recipe(scheme, 4))
+    assert found.formats == formats
+    assert found.needs_data is data
+    assert (found.data_free_reason is None) is not data
+    for name in ("lm_head", "visual", "in_proj_a", "in_proj_b", "embed", "norm", "conv"):
+        assert not any(name in module for module in found.modules)
+    if scheme == "nvfp4-mlp":
+        assert all(".mlp." in module for module in found.modules)
+
+
+def test_the_layer_split_of_mixed() -> None:
+    real = yaml.safe_load(bundled_recipe("mixed", 32).text)
+    file = yaml.safe_load((data_folder("recipes") / "mixed.yaml").read_text())
+    assert real == file  # as it stands the file is clef-flash's
+    text = bundled_recipe("mixed", 64).text
+    assert r"layers\.(56|57|58|59|60|61|62|63)\.mlp" in text
+    assert r"layers\.(0|1)\.mlp" in bundled_recipe("mixed", 4, fp8_layers=2).text
+    for wrong in (0, 4, -1):
+        with pytest.raises(RecipeError, match="does not fit"):
+            bundled_recipe("mixed", 4, fp8_layers=wrong)
+    with pytest.raises(RecipeError, match="no meaning for nvfp4"):
+        bundled_recipe("nvfp4", 4, fp8_layers=2)
+    with pytest.raises(RecipeError, match="unknown scheme"):
+        bundled_recipe("int4", 4)
+
+
+@pytest.mark.parametrize(
+    ("drop", "named", "why"),
+    [
+        ("lm_head", "lm_head", "the joint head reads its rows"),
+        ("visual", "model.visual.blocks.0.attn.qkv", "vision tower"),
+        ("in_proj", "linear_attn.in_proj_a", "DeltaNet gates"),
+    ],
+)
+def test_a_recipe_that_touches_protected_modules(
+    source: Path, tmp_path: Path, drop: str, named: str, why: str
+) -> None:
+    ignore = [entry for entry in IGNORE if drop not in entry]
+    path = write(tmp_path / "r.yaml", targets=["Linear"], scheme="FP8_DYNAMIC", ignore=ignore)
+    text = refused(source, path)
+    assert named in text
+    assert why in text
+
+
+def test_embeddings_and_the_kv_cache(source: Path, tmp_path: Path) -> None:
+    path = write(tmp_path / "e.yaml", scheme={"FP8_DYNAMIC": ["Embedding"]}, ignore=IGNORE)
+    assert "embeddings stay BF16" in refused(source, path)
+    cache = {"num_bits": 8, "type": "float", "strategy": "tensor"}
+    path = write(
+        tmp_path / "k.yaml",
+        targets=["Linear"],
+        scheme="FP8_DYNAMIC",
+        ignore=IGNORE,
+        kv_cache_scheme=cache,
+    )
+    assert "KV cache" in refused(source, path)
+
+
+def test_a_recipe_that_splits_a_fused_group(source: Path, tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "r.yaml",
+        targets=["Linear"],
+        scheme="NVFP4A16",
+        ignore=[*IGNORE, r"re:.*layers\.1\.linear_attn\.in_proj_z$", r"re:.*v_proj$"],
+    )
+    text = refused(source, path)
+    assert "splits model.language_model.layers.1.linear_attn.in_proj_qkvz" in text
+    assert "splits model.language_model.layers.3.self_attn.qkv_proj" in text
+    assert "in_proj_z bf16" in text
+
+
+def test_recipes_that_are_none(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("quant_stage: [")
+    (tmp_path / "b.yaml").write_text("something: else\n")
+    for name in ("a.yaml", "b.yaml"):
+        with pytest.raises(RecipeError):
+            custom_recipe(tmp_path / name)
+    path = write(tmp_path / "c.yaml", targets=["Linear"], scheme="FP7", ignore=IGNORE)
+    assert "no valid recipe" in refused(source, path)
+    path = write(tmp_path / "d.yaml", targets=["re:.*nowhere"], scheme="FP8_DYNAMIC")
+    assert "matches no module" in refused(source, path)
+    path = write(tmp_path / "e.yaml", "SmoothQuantModifier", smoothing_strength=0.5)
+    assert "changes tensors that must stay" in refused(source, path)
+    path = write(tmp_path / "f.yaml", targets=["Linear"], scheme="W4A16", ignore=IGNORE)
+    assert "pack-quantized, which clefq cannot audit" in refused(source, path)
+
+
+def test_a_quantized_source_is_refused(made: Make) -> None:
+    with pytest.raises(CheckpointError, match="quantized already"):
+        plan(made("fp8", "stream").folder, bundled_recipe("fp8", 4))
+
+
+def test_fused_groups() -> None:
+    modules = [f"m.{n}.{leaf}" for n in (0, 1) for leaves in FUSED.values() for leaf in leaves]
+    groups = fused_groups(modules)
+    assert [group.name for group in groups] == [f"m.{n}.{k}" for n in (0, 1) for k in FUSED]
+    assert groups[0].members == ("m.0.q_proj", "m.0.k_proj", "m.0.v_proj")
+    assert fused_groups(["m.0.q_proj", "m.0.down_proj", "q_proj"]) == []
+    assert group_key("m.0.in_proj_z") == "m.0.in_proj_qkvz"
+    assert group_key("m.0.o_proj") is None
+
+
+def test_both_tables_of_llm_compressor_are_fed_and_restored() -> None:
+    from llmcompressor.entrypoints.model_free import microscale
+    from llmcompressor.observers.helpers import FUSED_LAYER_NAMES
+
+    names = [f"m.{leaf}.weight" for leaf in ("in_proj_z", "in_proj_qkv")]
+    before = list(FUSED_LAYER_NAMES), dict(microscale.DEFAULT_FUSED_MAPPINGS)
+    assert not microscale.get_fused_names(names)[0]
+    with shared_scale_tables():
+        assert ("in_proj_qkv", "in_proj_z") in FUSED_LAYER_NAMES
+        # what the library has already is not there twice
+        assert len({frozenset(g) for g in FUSED_LAYER_NAMES}) == len(FUSED_LAYER_NAMES)
+        assert len(microscale.get_fused_names(names)[0]) == 1
+    assert before == (FUSED_LAYER_NAMES, microscale.DEFAULT_FUSED_MAPPINGS)
