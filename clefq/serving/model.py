@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
-from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.models.interfaces_base import default_pooling_type
 from vllm.model_executor.models.qwen3_5 import (
     Qwen3_5ForConditionalGeneration,
@@ -53,25 +53,33 @@ class ClefqForJointSchema(Qwen3_5ForConditionalGeneration):
         # FP32 over BF16-valued weights: the head rounds nothing that a gate could trip over
         head = JointHead(config).float()
         self.pooler = JointHeadPooler(head.eval(), self._embed_rows)
-        self.secondary_weights = [
-            DefaultModelLoader.Source(
-                model_or_path=str(Path(model.model) / subfolder) if subfolder else model.model,
-                revision=model.revision,
-                prefix=_HEAD_PREFIX,
-                allow_patterns_overrides=[HEAD_FILE],
-            )
-        ]
+        self._head_file = _head_file(model.model, model.revision, subfolder)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Loads backbone and head; the head's second copy is dropped.
+        """Loads the backbone from vLLM's iterator and the head from its own file.
 
-        A folder without `model.safetensors.index.json` makes vLLM read every safetensors file in
-        it as backbone, the head file included, under names without our prefix.
+        The head is not a secondary source of vLLM's loader: with an index in the folder, vLLM
+        0.25 drops every file that the index does not name, the head file among them. Without an
+        index the main source reads the head file too, under names without our prefix; those
+        copies are dropped.
         """
-        head_names = set(self.pooler.head.state_dict())
-        return super().load_weights(pair for pair in weights if pair[0] not in head_names)
+        head = self.pooler.head
+        names = set(head.state_dict())
+        loaded = super().load_weights(pair for pair in weights if pair[0] not in names)
+        head.load_state_dict(load_file(self._head_file), strict=True)
+        return loaded | {_HEAD_PREFIX + name for name in names}
 
     def _embed_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
         # ParallelLMHead forbids look-ups; its parent class does them, across ranks too.
         rows: Any = VocabParallelEmbedding.forward(self.language_model.lm_head, token_ids)
         return rows
+
+
+def _head_file(model: str, revision: str | None, subfolder: str | None) -> Path:
+    """The head's file in a checkpoint folder, downloaded first where `model` is a hub id."""
+    folder = Path(model)
+    if folder.is_dir():
+        return folder / (subfolder or "") / HEAD_FILE
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(model, HEAD_FILE, subfolder=subfolder, revision=revision))
