@@ -57,12 +57,12 @@ def _pool(folder: Path, key: str, examples: Iterator[Example]) -> Pool:
     known = open_pool(folder, key)
     if known is not None:
         return known
-    writer = PoolWriter(folder, seed="")
-    rows = 0
-    for example in examples:
-        rows += 1
-        writer.add(example)
-    return writer.close(key, rows, [])
+    with PoolWriter(folder, seed="") as writer:
+        rows = 0
+        for example in examples:
+            rows += 1
+            writer.add(example)
+        return writer.close(key, rows, [])
 
 
 def _of_set(path: Path) -> Iterator[Example]:

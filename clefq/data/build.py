@@ -169,12 +169,15 @@ class _Build:
             return _Entry(use, load, known)
         seed = self.definition.seed
         canaries = (*CANARIES, *(c.lower() for c in self.definition.decontaminate.canaries))
-        writer = PoolWriter(folder, seed, canaries)
-        with self.console.progress(f"reading {use.source} {use.split}".rstrip(), None) as advance:
+        label = f"reading {use.source} {use.split}".rstrip()
+        with (
+            PoolWriter(folder, seed, canaries) as writer,
+            self.console.progress(label, None) as advance,
+        ):
             for example in load.examples():
                 writer.add(example)
                 advance(1)
-        pool = writer.close(key, load.rows_read, load.malformed)
+            pool = writer.close(key, load.rows_read, load.malformed)
         if len(pool) == 0:
             reason = f": {load.malformed[0].reason}" if load.malformed else ""
             raise DefinitionError(

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clefq.clef.json_values import render
-from clefq.clef.records import Record
+from clefq.clef.records import Question, Record
 
 # The schema is learned from this many records of a source: shared texts recur at once.
 SCHEMA_SAMPLE = 20_000
@@ -80,9 +80,18 @@ class Fingerprint:
 
 
 def own_texts(record: Record, shared: set[bytes]) -> tuple[str, ...]:
-    """State first, then the instructions and options that are not schema."""
-    questions = (*_instructions(record), *_options(record))
-    return (render(record.state), *(t for t in questions if _digest(t) not in shared))
+    """State first, then the instructions and options that are not schema.
+
+    The options of a question are all schema when half of them are: a record that is offered ten
+    of 77 intents may be the only one that is offered some of them.
+    """
+    own = [text for text in _instructions(record) if _digest(text) not in shared]
+    for question in record.questions:
+        options = _question_options(question)
+        kept = [text for text in options if _digest(text) not in shared]
+        if 2 * len(kept) > len(options):
+            own += kept
+    return (render(record.state), *own)
 
 
 def fingerprint(
@@ -173,11 +182,15 @@ def _instructions(record: Record) -> list[str]:
 
 
 def _options(record: Record) -> list[str]:
+    return [text for question in record.questions for text in _question_options(question)]
+
+
+def _question_options(question: Question) -> list[str]:
     """Option texts: the description, or the key where there is none (so keys do not matter)."""
+    if question.type == "noul" and not question.criteria:
+        return []
     return [
         option.id if option.description is None else render(option.description)
-        for question in record.questions
-        if question.type != "noul" or question.criteria
         for option in question.options
     ]
 

@@ -134,6 +134,12 @@ class PoolWriter:
         self._names: dict[str, int] = {}
         self._file = (folder / _LINES).open("wb")
 
+    def __enter__(self) -> PoolWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
     def add(self, example: Example) -> None:
         """Stores one example."""
         record = example.record

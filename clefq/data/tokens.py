@@ -14,6 +14,7 @@ from clefq.clef.tokenizer import PromptTokenizer
 from clefq.errors import DefinitionError
 from clefq.store.atomic import read_json, sha256_file
 
+MAX_RATIO = 200
 _NO_LIMIT = EncodeSpec(max_length=1 << 40)
 
 
@@ -36,9 +37,16 @@ class ImageRule:
 
         The sides are rounded to multiples of `unit`, then scaled into the pixel limits with the
         ratio kept.
+
+        Raises:
+            DefinitionError: One side is more than 200 times the other.
         """
         unit = self.unit
-        high, wide = max(unit, round(height / unit) * unit), max(unit, round(width / unit) * unit)
+        if max(width, height) > MAX_RATIO * min(width, height):
+            raise DefinitionError(
+                f"an image of {width} × {height} pixels: the model takes ratios up to {MAX_RATIO}."
+            )
+        high, wide = round(height / unit) * unit, round(width / unit) * unit
         if high * wide > self.max_pixels:
             scale = math.sqrt(height * width / self.max_pixels)
             high = max(unit, math.floor(height / scale / unit) * unit)

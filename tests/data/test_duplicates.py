@@ -22,22 +22,10 @@ from clefq.data.content import (
 )
 from clefq.data.duplicates import Fingerprints, find_duplicates
 
-WORDS = [
-    "the",
-    "a",
-    "grey",
-    "parcel",
-    "kettle",
-    "arrived",
-    "broken",
-    "late",
-    "early",
-    "case",
-    "number",
-    "seven",
-    "eight",
-    "nine",
-]
+WORDS = (
+    *("the", "a", "grey", "parcel", "kettle", "arrived", "broken"),
+    *("late", "early", "case", "number", "seven", "eight", "nine"),
+)
 
 
 def record(state: object, instructions: str = "Which?", **options: str | None) -> Record:
@@ -189,6 +177,17 @@ def test_shared_schema_is_not_compared() -> None:
     assert own_texts(record("three", "Which intent?", refund=None, other=None), texts.shared) == (
         "three",
     )
+
+
+def test_a_sampled_schema_is_schema_as_a_whole() -> None:
+    """One option that no other record offers does not make a question a record's own."""
+    texts = SchemaTexts()
+    for state, third in (("one", "x"), ("two", "y")):
+        texts.learn(record(state, "Which intent?", **{"refund": None, "other": None, third: None}))
+    seen = record("three", "Which intent?", refund=None, other=None, x=None)
+    assert own_texts(seen, texts.shared) == ("three",)
+    quiz = record("four", "Which intent?", other=None, p=None, q=None)
+    assert own_texts(quiz, texts.shared) == ("four", "p", "q")
 
 
 def test_own_questions_are_compared() -> None:

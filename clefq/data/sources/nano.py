@@ -34,7 +34,9 @@ def read(spec: ReadSpec) -> Iterator[Row]:
     options: Options = spec.options
     records = generate(options.task, spec.split, spec.count, options.seed)
     for number, record in enumerate(records, start=1):
-        yield Row(f"{options.task}/{spec.split}", number, {"record": record, "images": images_of(record)})
+        yield Row(
+            f"{options.task}/{spec.split}", number, {"record": record, "images": images_of(record)}
+        )
 
 
 def from_hub(row: Mapping[str, Any]) -> dict[str, Any]:
