@@ -71,8 +71,10 @@ _SHOWN = 12
 def _verdict(report: AuditReport) -> str:
     if report.passed:
         return "clean"
-    if report.of("weight scales"):
-        return (
-            f"{len(report.breaches)} breach(es); mend with: clefq repair {report.folder} --out DIR"
-        )
-    return f"{len(report.breaches)} breach(es)"
+    count = f"{len(report.breaches)} breach(es)"
+    kinds = {breach.check for breach in report.breaches}
+    if kinds <= {"weight scales", "input scales"}:
+        return f"{count}\nnext: clefq repair {report.folder} --out DIR"
+    if kinds <= {"weight scales", "input scales", "untouched"}:
+        return f"{count}\nnext: clefq repair {report.folder} --source BF16 --out DIR"
+    return count

@@ -1,0 +1,84 @@
+"""The three commands: what they print, what they return."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+
+from clefq.cli import audit, repair
+from clefq.cli import quantize as quantize_command
+from clefq.console import Console
+from clefq.quantize.audit import audit_checkpoint
+from clefq.quantize.repair import repair_checkpoint
+from tests.quantize.conftest import Make
+
+
+def shown(renderable: object, capsys: pytest.CaptureFixture[str]) -> str:
+    from rich.console import Console as RichConsole
+
+    RichConsole(width=80, highlight=False).print(renderable)
+    text = capsys.readouterr().out
+    assert max(cell_len(line.rstrip()) for line in text.splitlines()) <= 80
+    return text
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "clefq.cli.main", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_audit_prints_checks_and_effects(
+    unshared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = shown(audit.render(audit_checkpoint(unshared)), capsys)
+    assert "weight scales         25  3 breach(es)" in text
+    assert "members differ: in_proj_qkv" in text
+    assert "vLLM takes the largest divisor for all: weights of" in text
+    assert "next: clefq repair" in text
+
+
+def test_audit_exits_with_the_verdict(unshared: Path, made: Make, source: Path) -> None:
+    bad = run("audit", unshared, "--json")
+    assert bad.returncode == 1, bad.stderr
+    body = json.loads(bad.stdout)
+    assert body["passed"] is False
+    assert body["checks"]["weight scales"] == {"looked_at": 25, "breaches": 3}
+    assert {breach["check"] for breach in body["breaches"]} == {"weight scales"}
+    good = run("audit", made("fp8", "stream").folder, "--source", source)
+    assert (good.returncode, good.stderr) == (0, "")
+    assert good.stdout.rstrip().endswith("clean")
+
+
+def test_repair_prints_errors_before_and_after(
+    unshared: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = repair_checkpoint(unshared, source, tmp_path / "out", Console(quiet=True))
+    text = shown(repair.render(report), capsys)
+    assert "in_proj_z    requantized        3" in text
+    assert "11 unquantized tensors restored from the source" in text
+    body = report.to_json()
+    assert {m["method"] for m in body["members"]} == {"kept", "requantized"}
+
+
+def test_quantize_prints_what_was_made(made: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(quantize_command._text(made("mixed")), capsys)
+    assert "9 × w4a4, 16 × w8a8" in text or "16 × w8a8, 9 × w4a4" in text
+    assert "smaller" in text
+    assert "peak memory" in text
+    assert "next: clefq predict" in text
+    assert json.dumps(quantize_command._json(made("mixed")))
+
+
+def test_errors_are_one_line_and_a_fix(source: Path, tmp_path: Path) -> None:
+    done = run("quantize", source, "--scheme", "nvfp4", "--out", tmp_path / "out", "--quiet")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "clefq: this scheme calibrates activations and needs a calibration set.",
+        "  fix: build one with `clefq build calibration NAME`, then add --calibration SET.",
+    ]
+    assert list(tmp_path.iterdir()) == []
