@@ -51,11 +51,13 @@ class Slot:
         variant: Its name in the report.
         path: Its predictions file, which may not exist yet.
         model: What to predict with where it is missing, or None.
+        folder: The checkpoint's folder where it lies here, or None.
     """
 
     variant: str
     path: Path
     model: str | None
+    folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,8 @@ def _slot(name: str, set_name: str, set_path: Path | None, run: RunFolder | None
         meta = read_meta(Path(name))
         return Slot(meta.variant, Path(name), None)
     if run is not None and run.predictions(set_name, name).is_file():
-        return Slot(name, run.predictions(set_name, name), name)
+        folder = run.model(name) if run.model(name).is_dir() else None
+        return Slot(name, run.predictions(set_name, name), name, folder)
     from clefq.engines.models import find_model
 
     reference = find_model(name, run)
@@ -204,7 +207,8 @@ def _slot(name: str, set_name: str, set_path: Path | None, run: RunFolder | None
             f"{name} has no predictions on {set_name}, and the set is not here to make them.",
             fix="give --eval SET.",
         )
-    return Slot(reference.variant, home.predictions(set_name, reference.variant), name)
+    path = home.predictions(set_name, reference.variant)
+    return Slot(reference.variant, path, name, reference.folder)
 
 
 def _check_variants(candidates: Sequence[Slot]) -> None:
@@ -250,7 +254,30 @@ def _current(slot: Slot, found: SetPlan) -> PredictionsMeta:
                 f"({meta.eval_set_sha256[:12]}, now {current[:12]}).",
                 fix="predict again on this set (`clefq predict`), or give the right --eval.",
             )
+    _check_model(slot, meta)
     return meta
+
+
+def _check_model(slot: Slot, meta: PredictionsMeta) -> None:
+    """Refuses predictions of a checkpoint that was replaced since.
+
+    Hashing weights takes a minute for a large model, so only weights that are newer than the
+    predictions are hashed.
+    """
+    folder = slot.folder
+    if folder is None or meta.model_sha256 is None:
+        return
+    weights = [*folder.glob("*.safetensors"), folder / "config.json"]
+    changed = max((path.stat().st_mtime for path in weights if path.is_file()), default=0.0)
+    if changed <= slot.path.stat().st_mtime:
+        return
+    from clefq.clef.checkpoint import checkpoint_sha256
+
+    if checkpoint_sha256(folder) != meta.model_sha256:
+        raise InputError(
+            f"{slot.path} was made with another checkpoint than the one now in {folder}.",
+            fix=f"remove it, or run `clefq predict {slot.variant} --eval {meta.eval_set}` again.",
+        )
 
 
 def _predict(
@@ -285,18 +312,13 @@ def _engine(name: str | None, like: PredictionsMeta | None) -> EngineName:
     return fastest_engine()
 
 
-def sizes(found: SetPlan, run: RunFolder | None) -> Sizes:
+def sizes(found: SetPlan) -> Sizes:
     """Bytes of the checkpoints that lie here; models that are known by name only have none."""
     from clefq.parity.report_summary import Sizes
 
     known = {}
     for slot in (found.baseline, *found.candidates):
-        folders = [Path(slot.model)] if slot.model is not None else []
-        if run is not None:
-            folders.append(run.model(slot.variant))
-        for folder in folders:
-            weights = list(folder.glob("*.safetensors")) if folder.is_dir() else []
-            if weights:
-                known[slot.variant] = sum(path.stat().st_size for path in weights)
-                break
+        weights = [] if slot.folder is None else list(slot.folder.rglob("*.safetensors"))
+        if weights:
+            known[slot.variant] = sum(path.stat().st_size for path in weights)
     return Sizes(bytes=known)

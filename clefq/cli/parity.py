@@ -81,7 +81,7 @@ def command(
             candidates=tuple(slot.path for slot in found.candidates),
             out=target,
             replicates=found.replicates,
-            sizes=comparison.sizes(found, folder),
+            sizes=comparison.sizes(found),
             inconclusive_fails=not inconclusive_ok,
         )
         results.append((target, judge_set(job, spec, console)))

@@ -78,11 +78,15 @@ def _table(summary: Mapping[str, Any]) -> Table:
 
 
 def _steps(summary: Mapping[str, Any]) -> list[Text]:
-    return [
+    steps = [
         Text(f"  {row['variant']}: {row['sentence']} Next: {row['next_step']}")
         for row in summary["candidates"]
         if row["verdict"] != "pass"
     ]
+    simulated = [row["variant"] for row in summary["candidates"] if row["kernels"] == "simulated"]
+    if simulated:
+        steps.append(Text(f"  simulated kernels: {', '.join(simulated)}; real ones may differ."))
+    return steps
 
 
 def _estimate(metric: Mapping[str, Any] | None) -> float | None:

@@ -220,6 +220,9 @@ def coverage_of(pairs: PairedSet, minimum: float) -> Coverage:
         valid=int((~either).sum()),
         minimum=minimum,
         examples=tuple(examples),
+        truncated=int(
+            ((pairs.baseline.truncated_tokens > 0) | (pairs.candidate.truncated_tokens > 0)).sum()
+        ),
     )
 
 

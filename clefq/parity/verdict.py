@@ -47,6 +47,7 @@ class Coverage:
         valid: Questions that both answered.
         minimum: Smallest share that the gates accept.
         examples: Up to five failures: `record/question: error`.
+        truncated: Questions that either model answered from a shortened state.
     """
 
     expected: int
@@ -55,6 +56,7 @@ class Coverage:
     valid: int
     minimum: float
     examples: tuple[str, ...] = ()
+    truncated: int = 0
 
     @property
     def share(self) -> float:
@@ -284,6 +286,12 @@ def _more(open_gates: Sequence[GateResult], total: int) -> tuple[int | None, str
 
 def _banners(evidence: Evidence) -> list[str]:
     found = []
+    coverage = evidence.coverage
+    if coverage.truncated:
+        found.append(
+            f"states were cut: {coverage.truncated:,} of {coverage.expected:,} questions were "
+            "answered without the end of their state"
+        )
     for role, meta in (("baseline", evidence.baseline), ("candidate", evidence.candidate)):
         if meta.kernels == "simulated":
             found.append(

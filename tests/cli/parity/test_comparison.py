@@ -1,5 +1,6 @@
 """What `clefq parity` compares, and what it predicts first."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from clefq.errors import InputError
 from clefq.store.run import RunFolder
 from tests.cli.parity.conftest import Clefq
 from tests.cli.parity.test_gate_life import bound_run as bound_run
-from tests.parity.synthetic import SET_SHA, Dial, World, predictions, write
+from tests.parity.synthetic import SET_SHA, Dial, World, meta, predictions, write
 
 
 def ask(baseline: str = "bf16", *candidates: str, **changes: object) -> Request:
@@ -150,7 +151,27 @@ def test_checkpoint_folders_outside_a_run_folder(
 def test_sizes_are_those_of_the_weights(bound_run: Path, predictor: Predictor) -> None:
     (bound_run / "models" / "fp8" / "model.safetensors").write_bytes(b"x" * 1000)
     (found,) = comparison.plan(ask(), RunFolder(bound_run))
-    assert comparison.sizes(found, RunFolder(bound_run)).bytes == {"fp8": 1000}
+    assert comparison.sizes(found).bytes == {"fp8": 1000}
+
+
+def test_predictions_of_a_replaced_checkpoint_are_refused(
+    clefq: Clefq,
+    bound_run: Path,
+    predictor: Predictor,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    weights = bound_run / "models" / "fp8" / "model.safetensors"
+    weights.write_bytes(b"new")
+    os.utime(weights, (2e9, 2e9))
+    sums = {"fp8": meta("fp8").model_sha256}
+    monkeypatch.setattr("clefq.clef.checkpoint.checkpoint_sha256", lambda folder: sums[folder.name])
+    assert clefq("parity", "--baseline", "bf16", "--candidate", "fp8") == 0
+    sums["fp8"] = "e" * 64
+    assert clefq("parity", "--baseline", "bf16", "--candidate", "fp8") == 2
+    assert "another checkpoint" in capsys.readouterr().err
+    os.utime(weights, (1e9, 1e9))  # older than the predictions: not hashed again
+    assert clefq("parity", "--baseline", "bf16", "--candidate", "fp8") == 0
 
 
 def test_synthetic_sha_is_not_that_of_a_real_set(predictor: Predictor) -> None:
