@@ -203,6 +203,8 @@ def draw_verdict(evidence: Evidence) -> tuple[Verdict, tuple[GateResult, ...]]:
         "gates." if count > 1 else "gate."
     )
     step = "Ship it, and keep this report with the checkpoint."
+    if evidence.candidate.kernels == "simulated":
+        step = "Confirm it on real kernels before you ship it (`clefq doctor` says where)."
     return Verdict(PASS, sentence, (), step, None, banners), results
 
 
@@ -265,23 +267,40 @@ def _open(
 def _more(open_gates: Sequence[GateResult], total: int) -> tuple[int | None, str]:
     """Further questions of the whole set, and the next step.
 
-    A gate on a part of the questions needs that part to grow: the set grows in proportion.
+    A gate on a part of the questions needs that part to grow: the set grows in proportion. One
+    gate that leans to failure is enough to fail, all must be decided to pass.
     """
+    failing = [result for result in open_gates if _leans_to_failure(result)]
     factors = [
         result.questions_needed / result.n_questions
-        for result in open_gates
+        for result in failing or open_gates
         if result.questions_needed is not None and result.n_questions > 0
     ]
-    if not factors or len(factors) < len(open_gates):
+    if not factors or len(factors) < len(failing or open_gates):
         return None, (
             "More questions alone will hardly settle it: a figure lies at its limit or has no "
             "data; see the open gates."
         )
-    more = round_up(total * (max(factors) - 1))
+    more = round_up(total * ((min if failing else max)(factors) - 1))
+    if failing:
+        names = ", ".join(result.name for result in failing[:3])
+        return more, (
+            f"As measured it leans to FAIL ({names}): about {more:,} more questions would "
+            "probably show that. Improve the checkpoint rather than the set."
+        )
     return more, (
         f"Add about {more:,} questions to the set (80% power if the figures stay), "
         "then predict and judge again."
     )
+
+
+def _leans_to_failure(result: GateResult) -> bool:
+    """Whether an undecided gate's figure itself is on the wrong side of its limit."""
+    if result.estimate is None or result.status != INCONCLUSIVE:
+        return False
+    if result.direction == "at_least":
+        return result.estimate < result.limit
+    return result.estimate > result.limit
 
 
 def _banners(evidence: Evidence) -> list[str]:

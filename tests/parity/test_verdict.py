@@ -98,6 +98,7 @@ def test_simulated_kernels_put_up_a_banner_and_cannot_pass_where_real_ones_are_r
     simulated = meta("nvfp4", kernels="simulated")
     found = verdict(result("pass"), candidate=simulated)
     assert found.word == "pass"
+    assert "real kernels" in found.next_step and "Ship" not in found.next_step
     assert any("simulated" in banner for banner in found.banners)
     real = replace(GATES, kernels="real")
     assert verdict(result("pass"), candidate=simulated, gates=real).word == "inconclusive"
@@ -129,6 +130,11 @@ def test_next_step_names_the_largest_number_of_further_questions() -> None:
     # a gate on half of the questions: twice as many must be added to the set
     half = replace(result("inconclusive", needed=1500), n_questions=500)
     assert verdict(half).more_questions == 2000
+    # one gate that is on the wrong side already: no further questions make it pass
+    leaning = replace(result("inconclusive", "low", needed=2500), estimate=0.89)
+    failing = verdict(result("inconclusive", "b", needed=4000), leaning)
+    assert failing.more_questions == 1500
+    assert "leans to FAIL (low)" in failing.next_step
     stuck = verdict(
         result("inconclusive", "a", needed=1500), result("inconclusive", "b", needed=None)
     )
