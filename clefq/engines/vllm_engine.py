@@ -66,6 +66,12 @@ class VllmEngine:
         runtime = self._clef.runtime
         _check_device(spec.device, runtime.on_cpu)
         ran = executed(runtime)
+        if ran.arithmetic == "w8a16":
+            raise InputError(
+                f"{runtime.device} has no FP8 kernels: vLLM runs these weights with BF16 "
+                "activations, which is not the scheme that would be judged.",
+                fix="use a GPU of the Ada, Hopper or Blackwell generation, or transformers.",
+            )
         self._window = _CPU_WINDOW if runtime.on_cpu else WINDOW
         self.info = EngineInfo(
             engine="vllm",

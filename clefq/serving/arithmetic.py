@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from clefq.serving.runtime import Runtime
 
-Arithmetic = Literal["bf16", "w8a8", "w4a16", "w4a4"]
+Arithmetic = Literal["bf16", "w8a16", "w8a8", "w4a16", "w4a4"]
 Kernels = Literal["real", "simulated"]
 
-_COARSEST_FIRST: tuple[Arithmetic, ...] = ("w4a4", "w4a16", "w8a8", "bf16")
+_COARSEST_FIRST: tuple[Arithmetic, ...] = ("w4a4", "w4a16", "w8a8", "w8a16", "bf16")
 # Kernels that keep activations in BF16 whatever the checkpoint says.
 _WEIGHT_ONLY = ("Marlin", "W4A16", "WeightOnly", "A16")
 _EMULATED = ("Emulation", "CpuNvFp4")
@@ -58,11 +58,11 @@ def summarize(kernels: list[str]) -> Executed:
 def arithmetic_of(kernel: str) -> Arithmetic:
     """Arithmetic of one `scheme/kernel` name."""
     scheme, _, name = kernel.partition("/")
+    weight_only = any(word in kernel for word in _WEIGHT_ONLY)
     if "Fp4" in scheme or "NvFp4" in name:
-        weight_only = any(word in name or word in scheme for word in _WEIGHT_ONLY)
         return "w4a16" if weight_only else "w4a4"
     if "Fp8" in scheme or "FP8" in scheme:
-        return "w8a8"
+        return "w8a16" if weight_only else "w8a8"
     return "bf16"
 
 

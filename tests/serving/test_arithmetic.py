@@ -13,6 +13,8 @@ from clefq.serving.arithmetic import summarize
         (["UnquantizedLinearMethod/"], "bf16", "real"),
         ([], "bf16", "real"),
         (["CompressedTensorsW8A8Fp8/CutlassFP8ScaledMMLinearKernel"], "w8a8", "real"),
+        (["CompressedTensorsW8A8Fp8/MarlinFP8ScaledMMLinearKernel"], "w8a16", "real"),
+        (["CompressedTensorsW8A16Fp8/NoneType"], "w8a16", "real"),
         (["CompressedTensorsW4A4Fp4/MarlinNvFp4LinearKernel"], "w4a16", "real"),
         (["CompressedTensorsW4A16Fp4/NoneType"], "w4a16", "real"),
         (["CompressedTensorsW4A4Fp4/FlashInferCutlassNvFp4LinearKernel"], "w4a4", "real"),
