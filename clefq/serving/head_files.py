@@ -10,8 +10,8 @@ from clefq.clef.head_config import HEAD_FILE, HEAD_SUBFOLDER, HeadConfig
 from clefq.errors import CheckpointError
 
 PROVENANCE_FILE = "clefq.json"
-FORMAT_KEY = "serving_format"
-# Raised when a checkpoint needs something of the runner that older runners do not know.
+FORMAT_KEY = "schema_version"
+# Of `clefq.json`; raised with it when checkpoints come to need what older runners do not know.
 READABLE_FORMAT = 1
 
 
@@ -45,12 +45,12 @@ def check_format(model: str) -> None:
         model: Checkpoint folder; one without `clefq.json` (a release) is always readable.
 
     Raises:
-        CheckpointError: `serving_format` in `clefq.json` is newer than this plugin reads.
+        CheckpointError: `schema_version` in `clefq.json` is not the one this plugin reads.
     """
     found = _stated_format(Path(model) / PROVENANCE_FILE)
     if found != READABLE_FORMAT:
         raise CheckpointError(
-            f"{model} needs serving format {found}; this clefq reads {READABLE_FORMAT}.",
+            f"{model} has checkpoint format {found}; this clefq serves {READABLE_FORMAT}.",
             fix="upgrade clefq in the serving environment.",
         )
 

@@ -93,10 +93,10 @@ def test_a_head_in_its_own_folder(folder: Path) -> None:
 
 
 def test_a_checkpoint_for_a_newer_runner_is_refused(folder: Path) -> None:
-    (folder / "clefq.json").write_text(json.dumps({"serving_format": 1}))
+    (folder / "clefq.json").write_text(json.dumps({"schema_version": 1}))
     engine_arguments(folder, ServeSettings(), cpu=True)
-    (folder / "clefq.json").write_text(json.dumps({"serving_format": 2}))
-    with pytest.raises(CheckpointError, match="serving format 2") as caught:
+    (folder / "clefq.json").write_text(json.dumps({"schema_version": 2}))
+    with pytest.raises(CheckpointError, match="checkpoint format 2") as caught:
         engine_arguments(folder, ServeSettings(), cpu=True)
     assert "upgrade clefq" in str(caught.value.fix)
 
