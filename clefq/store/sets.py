@@ -38,15 +38,15 @@ Role = Literal["calibration", "eval"]
 # Upper ends of the length bands in input tokens; 1K is 1,024 tokens, as in a 16K limit of 16,384.
 LENGTH_BANDS: tuple[tuple[str, int | None], ...] = (
     ("<2K", 2048),
-    ("2–8K", 8192),
-    ("8–32K", 32768),
-    ("32–128K", 131072),
-    ("≥128K", None),
+    ("2-8K", 8192),
+    ("8-32K", 32768),
+    ("32-128K", 131072),
+    (">=128K", None),
 )
 
 
 def length_band(tokens: int) -> str:
-    """The length band of a prompt of `tokens` input tokens, for example `2–8K`."""
+    """The length band of a prompt of `tokens` input tokens, for example `2-8K`."""
     for name, end in LENGTH_BANDS:
         if end is None or tokens < end:
             return name
