@@ -8,6 +8,7 @@ writes the predictions file itself, so that nothing is lost in between.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import asdict
@@ -83,9 +84,10 @@ def run_elsewhere(job: PredictJob, console: Console) -> PredictSummary:
 def main() -> int:
     """The child: reads a job from stdin, runs it, answers on stdout."""
     job = job_from_json(json.load(sys.stdin))
-    # Engines print to stdout as they please; the answer goes to the real one.
-    answer = sys.stdout
-    sys.stdout = sys.stderr
+    # Engines and their own processes print to stdout as they please: all of that goes to stderr,
+    # and the answer to the real stdout.
+    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
     try:
         summary = predict_set(job, Console(quiet="--quiet" in sys.argv))
     except ClefqError as error:

@@ -1,0 +1,148 @@
+"""Which engine runs where, and what names mean."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from clefq.console import Console
+from clefq.engines import select
+from clefq.engines.base import EngineSpec
+from clefq.engines.models import ModelRef, find_model, find_set, served_model
+from clefq.engines.predict import PredictJob, PredictSummary, predict_set
+from clefq.engines.worker import job_from_json, job_to_json, run_elsewhere
+from clefq.errors import CheckpointError, ClefqError, ExitCode, InputError, MissingDependencyError
+from clefq.store.run import RunFolder
+
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture
+def no_environments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine without vLLM and without the serving environment."""
+    monkeypatch.delenv("CLEFQ_SERVE_PYTHON", raising=False)
+    monkeypatch.setattr(select, "_CHECKOUT", tmp_path)
+    monkeypatch.setattr(select, "find_spec", lambda _: None)
+
+
+def test_engines_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert select.parse_engine("vllm") == "vllm"
+    with pytest.raises(InputError, match="unknown engine 'tgi'") as caught:
+        select.parse_engine("tgi")
+    assert caught.value.fix == "use one of transformers, vllm, http."
+
+
+def test_what_is_missing_is_named_with_its_command(no_environments: None) -> None:
+    with pytest.raises(MissingDependencyError) as caught:
+        select.python_for("vllm")
+    assert caught.value.fix == "run `make setup-serve`."
+    with pytest.raises(MissingDependencyError) as caught:
+        select.python_for("transformers")
+    assert "clefq[quantize]" in str(caught.value.fix)
+
+
+def test_the_serving_environment_is_found(
+    no_environments: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    python = tmp_path / ".venv-serve" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    assert select.python_for("vllm") == python
+    monkeypatch.setenv("CLEFQ_SERVE_PYTHON", sys.executable)
+    assert select.python_for("vllm") == Path(sys.executable)
+    monkeypatch.setenv("CLEFQ_SERVE_PYTHON", "/nowhere/python")
+    with pytest.raises(InputError, match="CLEFQ_SERVE_PYTHON is /nowhere/python"):
+        select.python_for("vllm")
+
+
+def test_this_interpreter_is_preferred() -> None:
+    assert select.python_for("transformers") == Path(sys.executable)
+    assert select.python_for("http") == Path(sys.executable)
+
+
+def test_the_fastest_engine_needs_a_gpu_and_vllm(
+    no_environments: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(select.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
+    assert select.fastest_engine() == "transformers"
+    monkeypatch.setenv("CLEFQ_SERVE_PYTHON", sys.executable)
+    assert select.fastest_engine() == "vllm"
+    monkeypatch.setattr(select.shutil, "which", lambda _: None)
+    if not Path("/dev/nvidia0").exists():
+        assert select.fastest_engine() == "transformers"
+
+
+def make_job(tmp_path: Path, model: Path, set_path: Path) -> PredictJob:
+    spec = EngineSpec(max_length=900, truncate_state=True, threads=1)
+    reference = ModelRef(model, "org/name", "a" * 40, "bf16")
+    return PredictJob(reference, set_path, tmp_path / "p.parquet", "transformers", spec, None)
+
+
+def test_a_job_survives_the_way_to_another_interpreter(tmp_path: Path) -> None:
+    job = make_job(tmp_path, tmp_path / "model", tmp_path / "set")
+    assert job_from_json(job_to_json(job)) == job
+
+
+def test_a_job_runs_in_another_interpreter(
+    release: Path, set_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With this same interpreter standing in for the other environment's."""
+    job = make_job(tmp_path, release, set_path)
+    monkeypatch.setattr("clefq.engines.worker.python_for", lambda _: Path(sys.executable))
+    monkeypatch.setattr("clefq.engines.predict.runs_here", lambda _: False)
+    summary = predict_set(job, QUIET)
+    assert isinstance(summary, PredictSummary)
+    assert job.out.is_file()
+    assert summary.questions > 0
+    assert summary.truncated > 0
+
+
+def test_the_child_s_error_is_the_parent_s(
+    release: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clefq.engines.worker.python_for", lambda _: Path(sys.executable))
+    with pytest.raises(ClefqError, match="not a set folder") as caught:
+        run_elsewhere(make_job(tmp_path, release, tmp_path), QUIET)
+    assert caught.value.exit_code == ExitCode.USAGE
+    assert "clefq build" in str(caught.value.fix)
+
+
+def test_a_child_that_dies_is_reported(
+    release: Path, set_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clefq.engines.worker.python_for", lambda _: Path("/bin/false"))
+    with pytest.raises(ClefqError, match="ended with exit code 1 and no result"):
+        run_elsewhere(make_job(tmp_path, release, set_path), QUIET)
+
+
+def test_models_are_folders_or_variants(tmp_path: Path) -> None:
+    (tmp_path / "models" / "fp8").mkdir(parents=True)
+    run = RunFolder(tmp_path)
+    by_variant = find_model("fp8", run)
+    assert by_variant == ModelRef(tmp_path / "models" / "fp8", "fp8", None, "fp8")
+    by_folder = find_model(str(tmp_path / "models" / "fp8"))
+    assert (by_folder.model_id, by_folder.variant) == ("fp8", "fp8")
+    with pytest.raises(CheckpointError, match=r"no such variant in .*models .there: fp8."):
+        find_model("nvfp4", run)
+    with pytest.raises(CheckpointError, match="nvfp4"):
+        find_model("nvfp4")
+    assert served_model("jev/latest").variant == "latest"
+
+
+def test_hub_models_carry_their_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    snapshot = tmp_path / ("c" * 40)
+    snapshot.mkdir()
+    monkeypatch.setattr("clefq.engines.models.resolve_model", lambda _: snapshot)
+    model = find_model("Cloudflare/clef-flash@main")
+    assert model == ModelRef(snapshot, "Cloudflare/clef-flash", "c" * 40, "clef-flash")
+
+
+def test_sets_are_folders_or_names(tmp_path: Path) -> None:
+    (tmp_path / "sets" / "tiny").mkdir(parents=True)
+    run = RunFolder(tmp_path)
+    assert find_set("tiny", run) == tmp_path / "sets" / "tiny"
+    assert find_set(str(tmp_path)) == tmp_path
+    with pytest.raises(InputError, match=r"no set other .sets here: tiny."):
+        find_set("other", run)
