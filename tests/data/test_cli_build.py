@@ -1,0 +1,139 @@
+"""`clefq build` through the real command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from clefq.store.sets import open_set
+from tests.data.conftest import FIXTURES
+
+ENVIRONMENT = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1"}
+ENVIRONMENT.pop("CLEFQ_DATA_DIR", None)
+
+
+def clefq(*args: object, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "clefq.cli.main", "build", *map(str, args)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=cwd, env=ENVIRONMENT
+    )
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def test_prints_what_it_did_in_80_columns(tmp_path: Path) -> None:
+    done = clefq("eval", "banking77-ten", "--data-dir", FIXTURES, cwd=tmp_path)
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    text = " ".join(done.stdout.split())
+    for part in (
+        "set banking77-ten (eval) → sets/banking77-ten",
+        "records 25; questions: 25 choice",
+        "banking77 test (local, 57ec275d; CC-BY-4.0): 25 of 31 rows, 5 malformed",
+        "removed 1 duplicates: 1 normalised within (removed.jsonl)",
+        "by nano's tokenizer; median",
+        "next clefq predict MODEL --eval sets/banking77-ten",
+    ):
+        assert part in text
+    assert open_set(tmp_path / "sets/banking77-ten").manifest.sha256 in text
+    assert [path.name for path in (tmp_path / "sets").iterdir()] == ["banking77-ten"]
+
+
+def test_json(tmp_path: Path) -> None:
+    args = ("calibration", "seven-tasks", "--data-dir", FIXTURES, "--limit", 3, "--json", "--quiet")
+    done = clefq(*args, "--out", "here", "--tokenizer", "none", cwd=tmp_path)
+    value = json.loads(done.stdout)
+    assert value["path"] == "here"
+    assert value["records"] == 21
+    assert value["token_lengths"] is None
+    assert value["role"] == "calibration"
+    assert len(value["sources"]) == 7
+
+
+def test_a_users_own_definition(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/tickets.csv").write_text(
+        "subject,queue\nPrinter jams on floor two,tech\nInvoice sent twice,billing\n"
+        "Cannot log in since noon,tech\n"
+    )
+    (tmp_path / "mine/tickets.yaml").write_text(
+        """
+        name: tickets
+        role: eval
+        sources:
+          - source: user
+            options:
+              file: tickets.csv
+              state: subject
+              questions:
+                queue: {type: choice, instructions: "Which queue?", gold: queue}
+        """
+    )
+    clefq("eval", "mine/tickets.yaml", cwd=tmp_path)
+    records = list(open_set(tmp_path / "sets/tickets").records())
+    assert [record.gold["queue"] for record in records] == ["tech", "billing", "tech"]
+
+
+@pytest.mark.parametrize(
+    ("args", "message", "fix"),
+    [
+        (("train", "banking77"), "'train' is no role", "say `build calibration`"),
+        (("eval", "bank"), "no eval definition 'bank'", "name a .yaml file or one of: anli"),
+        (("calibration", "evals.yaml"), "no definition evals.yaml", None),
+        (("eval", "emobank"), "EmoBank is not on the hub", "give the folder that holds emobank/"),
+        (("eval", "boolq", "--data-dir", "."), "has no folder boolq/", "put the original files"),
+        (("eval", "boolq", "--data-dir", FIXTURES, "--tokenizer", "gone"), "gone", None),
+    ],
+)
+def test_wrong_use(args: tuple[object, ...], message: str, fix: str | None, tmp_path: Path) -> None:
+    done = clefq(*args, cwd=tmp_path, code=2)
+    assert message in done.stderr
+    assert done.stderr.startswith("clefq: ")
+    if fix is not None:
+        assert f"fix: {fix}" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_interrupted_build_resumes(tmp_path: Path) -> None:
+    """Ctrl-C while a long source is read: no set, exit 130; the same command goes on."""
+    rows = "".join(f"Word{i} of row number {i * 7919},{'ab'[i % 2]}\n" for i in range(60_000))
+    (tmp_path / "big.csv").write_text("text,label\n" + rows)
+    (tmp_path / "big.yaml").write_text(
+        """
+        name: big
+        role: eval
+        decontaminate: {near: false}
+        sources:
+          - source: game_agent
+            split: eval
+            count: 20
+          - source: user
+            count: 50
+            options:
+              file: big.csv
+              state: text
+              questions: {label: {type: choice, gold: label}}
+        """
+    )
+    command = [sys.executable, "-m", "clefq.cli.main", "build", "eval", "big.yaml"]
+    running = subprocess.Popen(
+        command, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+    )
+    first = tmp_path / "sets/.big.work/source-00/state.json"
+    deadline = time.monotonic() + 60
+    while not first.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    running.send_signal(signal.SIGINT)
+    running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert not (tmp_path / "sets/big").exists()
+    done = clefq("eval", "big.yaml", cwd=tmp_path)
+    assert "game_agent eval: 20 records read earlier" in done.stderr
+    assert open_set(tmp_path / "sets/big").manifest.records == 70
+    assert [path.name for path in (tmp_path / "sets").iterdir()] == ["big"]
