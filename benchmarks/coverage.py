@@ -147,7 +147,7 @@ def main() -> None:
     print("|---|---:|---:|---:|---:|---:|---:|")
     for truth in TRUTHS:
         for records in RECORDS:
-            for per in ((1, 1), (1, 10)):
+            for per in ((1, 1), (1, 4), (1, 10)):
                 got = simulate(truth, records, per, simulations)
                 each = "1" if per[1] == 1 else f"{per[0]}–{per[1]}"
                 print(

@@ -166,6 +166,20 @@ def test_wilson_reproduces_a_published_card():
     assert statistics.metrics["agreement"].lower < 0.95 < statistics.metrics["agreement"].upper
 
 
+def test_published_accuracy_interval_comes_from_percentiles():
+    """A card gives +1.6 pt [−1.2, +4.3] on 256 questions: 8 gained and 4 lost, percentiles."""
+    good, bad = [np.log(0.9), np.log(0.1)], [np.log(0.1), np.log(0.9)]
+    base = single([bad] * 8 + [good] * 248, gold=["a"] * 256)
+    cand = single([good] * 8 + [bad] * 4 + [good] * 244, gold=["a"] * 256)
+    metric = compare(join(base, cand)).metrics["accuracy_delta"]
+    assert metric.estimate == pytest.approx(0.0156, abs=5e-5)
+    plain = (metric.bootstrap.lower, metric.bootstrap.upper)
+    assert plain == pytest.approx((-0.012, 0.043), abs=5e-4)
+    # the interval that gates is wider, and still clears a margin of 2 points
+    assert (metric.lower, metric.upper) == pytest.approx((-0.0126, 0.0470), abs=5e-4)
+    assert -0.02 < metric.lower < plain[0]
+
+
 def test_nothing_to_describe_is_none():
     failed = single([None] * 12)
     got = describe(compare(join(failed, failed), StatisticsSpec(resamples=50)))

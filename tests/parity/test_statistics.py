@@ -272,3 +272,28 @@ def test_a_string_typed_frame_as_read_from_parquet():
     assert isinstance(typed.record_id.dtype, pd.StringDtype)
     got = compare(join(replace(base, frame=typed), cand), FAST)
     assert got.metrics == compare(join(base, cand), FAST).metrics
+
+
+def test_a_cohort_without_a_single_answer():
+    base, cand = make_pair(Design(records=40, seed=12))
+    frame = cand.frame.copy()
+    rows = frame.index[frame.cohort == "beta"]
+    frame["logprobs"] = [None if i in rows else p for i, p in enumerate(frame.logprobs)]
+    frame["error"] = [("out of memory" if i in rows else None) for i in range(len(frame))]
+    got = compare(join(base, replace(cand, frame=frame)), FAST)
+    beta = got.slices["cohort=beta"]
+    assert (beta["agreement"].estimate, beta["coverage"].estimate) == (0.0, 0.0)
+    assert beta["agreement"].upper > 0
+    assert (beta["tv"].estimate, beta["tv"].n_questions) == (None, 0)
+    assert beta["ece_delta"].estimate is None
+    assert beta["accuracy_candidate"].estimate == 0.0
+    assert beta["macro_f1_delta"].estimate < 0
+    assert got.slices["cohort=alpha"]["coverage"].estimate == 1.0
+
+
+def test_frames_with_an_added_question_on_one_side_only():
+    base, cand = make_pair(Design(records=15, seed=3))
+    extra = cand.frame.iloc[[0]].assign(question_id="new")
+    got = compare(join(base, replace(cand, frame=pd.concat([cand.frame, extra]))), FAST).metrics
+    assert got["agreement"].n_questions == len(base.frame) + 1
+    assert got["coverage"].estimate == pytest.approx(1 - 1 / (len(base.frame) + 1))
