@@ -312,13 +312,30 @@ def _engine(name: str | None, like: PredictionsMeta | None) -> EngineName:
     return fastest_engine()
 
 
-def sizes(found: SetPlan) -> Sizes:
-    """Bytes of the checkpoints that lie here; models that are known by name only have none."""
+def sizes(found: SetPlan, run: RunFolder | None = None) -> Sizes:
+    """Bytes of the checkpoints that lie here; models that are known by name only have none.
+
+    Args:
+        found: What is compared.
+        run: The run folder, where predictions files given by path may have their checkpoints.
+    """
     from clefq.parity.report_summary import Sizes
 
     known = {}
     for slot in (found.baseline, *found.candidates):
-        weights = [] if slot.folder is None else list(slot.folder.rglob("*.safetensors"))
+        folder = slot.folder
+        if folder is None and run is not None:
+            folder = run.model(slot.variant)
+        weights = [] if folder is None else list(folder.rglob("*.safetensors"))
         if weights:
             known[slot.variant] = sum(path.stat().st_size for path in weights)
     return Sizes(bytes=known)
+
+
+def expected_questions(found: SetPlan) -> int | None:
+    """Questions of the set, from its manifest; None where the set is not here."""
+    from clefq.store.sets import MANIFEST_FILE, read_manifest
+
+    if found.set_path is None:
+        return None
+    return sum(read_manifest(found.set_path / MANIFEST_FILE).questions.values())

@@ -81,8 +81,9 @@ def command(
             candidates=tuple(slot.path for slot in found.candidates),
             out=target,
             replicates=found.replicates,
-            sizes=comparison.sizes(found),
+            sizes=comparison.sizes(found, folder),
             inconclusive_fails=not inconclusive_ok,
+            expected=comparison.expected_questions(found),
         )
         results.append((target, judge_set(job, spec, console)))
     console.result(comparison_json(results), comparison_text(results))

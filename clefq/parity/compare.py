@@ -37,6 +37,8 @@ class JudgeSpec:
         superseded: The gate file that it replaces, or None.
         resamples: Bootstrap resamples.
         threads: Threads of the resampling; never changes a number.
+        expected: Questions of the set where it is known; those in neither file then count as
+            failed on both sides.
     """
 
     loaded: LoadedGates
@@ -44,6 +46,7 @@ class JudgeSpec:
     superseded: LoadedGates | None = None
     resamples: int = 10_000
     threads: int = 2
+    expected: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +177,7 @@ def judge_candidate(
     evidence = Evidence(
         gates=gates,
         results=judge_gates(gates, source),
-        coverage=coverage_of(pairs, gates.coverage),
+        coverage=coverage_of(pairs, gates.coverage, spec.expected),
         baseline=baseline.meta,
         candidate=candidate.meta,
         banners=banners,
@@ -200,8 +203,15 @@ def judge_candidate(
     )
 
 
-def coverage_of(pairs: PairedSet, minimum: float) -> Coverage:
-    """Counts the questions without a valid answer on either side."""
+def coverage_of(pairs: PairedSet, minimum: float, expected: int | None = None) -> Coverage:
+    """Counts the questions without a valid answer on either side.
+
+    Args:
+        pairs: The joined predictions.
+        minimum: Smallest share of valid answers.
+        expected: Questions of the set, or None where only the files are known.
+    """
+    unseen = max(0, (expected or 0) - pairs.n_questions)
     either = pairs.baseline.failed | pairs.candidate.failed
     examples = []
     for index in np.flatnonzero(either)[:MAX_EXAMPLES]:
@@ -213,10 +223,12 @@ def coverage_of(pairs: PairedSet, minimum: float) -> Coverage:
         record = pairs.record_ids[pairs.record_index[index]]
         why = side.error[index] or "no row"
         examples.append(f"{role} {record}/{pairs.question_ids[index]}: {why}")
+    if unseen:
+        examples.insert(0, f"{unseen:,} questions of the set are in neither predictions file")
     return Coverage(
-        expected=pairs.n_questions,
-        baseline_failed=int(pairs.baseline.failed.sum()),
-        candidate_failed=int(pairs.candidate.failed.sum()),
+        expected=pairs.n_questions + unseen,
+        baseline_failed=int(pairs.baseline.failed.sum()) + unseen,
+        candidate_failed=int(pairs.candidate.failed.sum()) + unseen,
         valid=int((~either).sum()),
         minimum=minimum,
         examples=tuple(examples),
@@ -239,7 +251,7 @@ def _superseded(
     evidence = Evidence(
         gates=old.gates,
         results=judge_gates(old.gates, source),
-        coverage=coverage_of(pairs, old.gates.coverage),
+        coverage=coverage_of(pairs, old.gates.coverage, spec.expected),
         baseline=pairs.baseline.meta,
         candidate=pairs.candidate.meta,
     )

@@ -93,6 +93,7 @@ def rejudge(path: Path) -> Rejudged:
         return Rejudged(path, _from_bounds(document, loaded, banner), stored, FROM_BOUNDS)
     baseline, candidate, *replicates = (read_predictions(file) for file in files)
     spec = judge_spec(loaded, _evidence(document), _superseded(document, path))
+    spec = replace(spec, expected=document["coverage"]["expected"])
     report = judge_candidate(baseline, candidate, spec, replicates)
     report = replace(
         report,

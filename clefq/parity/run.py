@@ -41,6 +41,7 @@ class SetJob:
         replicates: Further predictions of the baseline, for the noise floor.
         sizes: Sizes and speeds of the models, by variant.
         inconclusive_fails: Whether inconclusive gates are failures in JUnit.
+        expected: Questions of the set, or None where the set is not here.
     """
 
     baseline: Path
@@ -49,6 +50,7 @@ class SetJob:
     replicates: tuple[Path, ...] = ()
     sizes: Sizes = field(default_factory=Sizes)
     inconclusive_fails: bool = True
+    expected: int | None = None
 
 
 def load_spec(gates: str) -> JudgeSpec:
@@ -82,6 +84,7 @@ def judge_set(job: SetJob, spec: JudgeSpec, console: Console) -> dict[str, Any]:
     candidates = [read_predictions(path) for path in job.candidates]
     _check_sets(baseline, [*replicates, *candidates])
     _check_replicates(baseline, replicates)
+    spec = replace(spec, expected=job.expected)
     reports = []
     with console.progress("judge", len(candidates)) as advance:
         for candidate in candidates:

@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 
 from clefq.errors import InputError
-from clefq.parity.compare import CandidateReport
+from clefq.parity.compare import CandidateReport, JudgeSpec, judge_candidate
+from clefq.parity.gate_files import load_gates
 from clefq.parity.gate_parsing import parse_gates
 from clefq.parity.report_files import ReportSpec, write_reports
 from clefq.parity.report_html import report_html
@@ -16,6 +17,7 @@ from clefq.parity.report_json import check_document
 from clefq.parity.report_markdown import report_markdown
 from clefq.parity.report_summary import Sizes
 from tests.parity.reports.cases import (
+    NO_GIT,
     PROVENANCE,
     changed,
     judged,
@@ -42,6 +44,17 @@ def test_reports_of_failures_only_render(world: World) -> None:
     assert document["verdict"]["word"] == "invalid"
     assert document["coverage"]["valid"] == 0
     read_page(report_html(document, []))
+
+
+def test_questions_in_neither_file_count_as_missing(world: World) -> None:
+    base, other = predictions(world, "bf16"), predictions(world, "fp8")
+    n = len(base.frame)
+    for expected, word in ((n, "pass"), (n - 5, "pass"), (n + 5, "invalid")):
+        spec = JudgeSpec(load_gates("smoke"), NO_GIT, resamples=200, expected=expected)
+        found = judge_candidate(base, other, spec)
+        assert found.verdict.word == word
+    assert (found.coverage.expected, found.coverage.valid) == (n + 5, n)
+    assert "5 questions of the set are in neither" in found.coverage.examples[0]
 
 
 def test_one_record_is_inconclusive_and_never_a_crash() -> None:
