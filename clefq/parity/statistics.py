@@ -85,6 +85,10 @@ class PairStatistics:
         """Every slice's questions, bool [n]."""
         return slice_masks(self.pairs, self.values)
 
+    @cached_property
+    def _measures(self) -> dict[str, Measure]:
+        return measures(self.pairs, self.values, self.spec.thresholds)
+
     def for_gate(
         self,
         name: str,
@@ -138,6 +142,8 @@ class PairStatistics:
         for policy in self.spec.policies:
             if name.startswith(PREFIXES) and name.endswith(f"@{policy.name}"):
                 return policy_measures(self.pairs, self.values, policy)[name]
+        if name in self._measures:
+            return self._measures[name]
         return find_measure(self.pairs, self.values, name, self.spec.thresholds)
 
 
