@@ -6,12 +6,13 @@ starting values that learn, and the same arithmetic in fewer kernels.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from typing import Any
 
 import torch
 from torch.nn import functional
+
+_CHUNK = 64
 
 
 def start_value(name: str, parameter: torch.Tensor) -> None:
@@ -41,7 +42,9 @@ def use_lean_layers() -> None:
     """Replaces slow pieces of the reference layers by the same arithmetic in fewer kernels.
 
     The depthwise convolution of four taps becomes four shifted products (its library kernel's
-    gradient takes longer than the rest of the layer), the norms one fused kernel each.
+    gradient takes longer than the rest of the layer), the norms one fused kernel each, and the
+    gated delta rule is scanned with three products a chunk. (The Triton kernels for the rule are
+    not used: on Hopper their gradient is wrong with Triton 3.4 to 3.7.0.)
     """
     from transformers.models.qwen3_5 import modeling_qwen3_5
 
@@ -72,28 +75,79 @@ def use_lean_layers() -> None:
         return (normed * functional.silu(gate.float())).type_as(x)
 
     module: Any = modeling_qwen3_5
+    module.torch_chunk_gated_delta_rule = gated_delta_rule
     module.causal_conv1d_fn = convolve
     module.Qwen3_5RMSNorm.forward = norm
     module.Qwen3_5RMSNormGated.forward = gated_norm
 
 
-def use_one_tuning() -> None:
-    """Builds one launch configuration of each DeltaNet kernel, instead of timing up to 27.
+def gated_delta_rule(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """The gated delta rule from an empty state, in chunks; differentiable, FP32 inside.
 
-    Building takes a second each and the whole run has minutes; at this size the choice hardly
-    matters. Must be called before the kernels are imported.
+    Within a chunk the rank-one updates are condensed by a triangular solve (the UT transform of
+    Yang et al., "Parallelizing Linear Transformers with the Delta Rule over Sequence Length",
+    2024, with the decay of "Gated Delta Networks", 2025); only the state goes from chunk to chunk.
+
+    Args:
+        query: [records, length, heads, key width], L2-normalized here and scaled by 1/√width.
+        key: The same shape, L2-normalized here.
+        value: [records, length, heads, value width].
+        g: Log of the state's decay, [records, length, heads], at most 0.
+        beta: Strength of each update, [records, length, heads], in (0, 1).
+
+    Returns:
+        [records, length, heads, value width] in the queries' dtype, and None (no final state).
     """
-    if importlib.util.find_spec("triton") is None:
-        return
-    autotuner = importlib.import_module("triton.runtime.autotuner")
-    original = autotuner.Autotuner.__init__
+    with torch.autocast(query.device.type, enabled=False):
+        return _chunked_rule(query, key, value, g, beta).type_as(query), None
 
-    def distance(config: Any) -> tuple[int, int, int]:
-        blocks = sum(abs(v - 64) for v in config.kwargs.values() if isinstance(v, int))
-        return abs(config.num_warps - 4), abs(config.num_stages - 2), blocks
 
-    def short(self: Any, fn: Any, names: Any, configs: Any, *more: Any, **named: Any) -> None:
-        chosen = [min(configs, key=distance)] if configs else configs
-        original(self, fn, names, chosen, *more, **named)
+def _chunked_rule(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
+) -> torch.Tensor:
+    length, wide = query.shape[1], _at_least_float32(query)
+    chunks = -(-length // _CHUNK)
 
-    autotuner.Autotuner.__init__ = short
+    def chunked(x: torch.Tensor) -> torch.Tensor:
+        """As [chunks, records, heads, chunk, width]."""
+        tail = (0, 0) * (x.ndim - 2)
+        x = functional.pad(x.to(wide), (*tail, 0, chunks * _CHUNK - length))
+        return x.unflatten(1, (chunks, _CHUNK)).movedim(1, 0).transpose(2, 3).contiguous()
+
+    q = chunked(_unit(query.to(wide)) * query.shape[-1] ** -0.5)
+    k, v, strength = chunked(_unit(key.to(wide))), chunked(value), chunked(beta.unsqueeze(-1))
+    decay = chunked(g.unsqueeze(-1)).cumsum(-2)  # log of the decay since the chunk's start
+    later = torch.ones(_CHUNK, _CHUNK, dtype=torch.bool, device=q.device).triu(1)
+    pairwise = (decay - decay.transpose(-1, -2)).masked_fill(later, -torch.inf).exp()
+    system = (k * strength) @ k.transpose(-1, -2) * pairwise
+    right = torch.cat([v * strength, k * (strength * decay.exp())], dim=-1)
+    solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+    written, read = solved.split([v.shape[-1], k.shape[-1]], dim=-1)
+    end = decay[..., -1:, :]
+    k_to_end = (k * (end - decay).exp()).transpose(-1, -2)
+    kept = end.exp()
+    state = torch.zeros_like(k_to_end[0] @ written[0])
+    states, updates = [], []
+    for chunk in range(chunks):
+        update = written[chunk] - read[chunk] @ state
+        states.append(state)
+        updates.append(update)
+        state = state * kept[chunk] + k_to_end[chunk] @ update
+    out = (q * decay.exp()) @ torch.stack(states)
+    out = out + (q @ k.transpose(-1, -2) * pairwise) @ torch.stack(updates)
+    return out.transpose(2, 3).movedim(0, 1).flatten(1, 2)[:, :length]
+
+
+def _unit(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
+
+
+def _at_least_float32(x: torch.Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)

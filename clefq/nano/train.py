@@ -31,7 +31,7 @@ from clefq.nano.batches import MIXTURE, Batch, BatchStream, Example, StreamSpec,
 from clefq.nano.build import HEAD, WEIGHTS, nano_config, token_ids_of, write_release
 from clefq.nano.corpus import read_utterances
 from clefq.nano.judge import judge, test_examples
-from clefq.nano.lean import start_value, use_lean_layers, use_one_tuning
+from clefq.nano.lean import start_value, use_lean_layers
 from clefq.store.atomic import write_json
 
 STATE_PARTS = 2
@@ -291,7 +291,6 @@ def perform(plan: Plan, data: Path, out: Path, resume: Path | None) -> dict[str,
     # A continued training has been through the small records.
     known = 0.0 if resume is None else 0.3
     batches = start_batches(plan, data, lambda: max(known, float(progress.value)))
-    use_one_tuning()
     use_lean_layers()
     model = new_model(plan, WEIGHTS / "tokenizer.json")
     if resume is not None:
