@@ -77,9 +77,12 @@ def command(
 ) -> None:
     """Judge reports again by the gates they embed; exits with the worst verdict.
 
-    From the predictions where they lie unchanged, else from the stored bounds, labelled so. With
-    --freeze, bind a gate template to one eval set and one baseline: commit the file before any
-    candidate is run, and every report can show that the gates came first.
+    From the predictions where they lie unchanged, else from the stored bounds,
+    and says which.
+
+    With --freeze, binds a gate template to one eval set and one baseline:
+    commit the file before any candidate is run, and every report can show
+    that the gates came first.
     """
     from clefq.console import Console
 

@@ -68,8 +68,9 @@ def command(
 ) -> None:
     """Say how many questions the gates need, and what the present set can and cannot decide.
 
-    From a report's own figures, or from assumptions. Figures are fractions: 2 points are 0.02.
-    Questions of one record resemble each other: --deff says how much.
+    From a report's own figures, or from assumptions. Figures are fractions:
+    2 points are 0.02. Questions of one record resemble each other: --deff
+    says how much.
     """
     from clefq.console import Console
     from clefq.errors import InputError

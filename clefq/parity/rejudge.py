@@ -64,6 +64,11 @@ def find_reports(target: Path) -> list[Path]:
     Raises:
         InputError: There is none.
     """
+    if target.suffix in (".yaml", ".yml"):
+        raise InputError(
+            f"{target} is a gate file, not a report.",
+            fix=f"bind it: clefq gate {target} --freeze --set SET --baseline X",
+        )
     if target.is_file():
         return [target]
     found = sorted(

@@ -24,6 +24,7 @@ from clefq.store.predictions import PredictionsMeta
 
 SCHEMA = "clefq.parity/1"
 SUMMARY_SCHEMA = "clefq.summary/1"
+MAX_FAULTS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +177,12 @@ def check_document(document: Any, name: str, where: str) -> None:
     """
     import jsonschema
 
+    wanted = load_schema(name)["properties"]["schema"]["const"]
+    if not isinstance(document, Mapping) or document.get("schema") != wanted:
+        raise InputError(
+            f"{where} is not a {name}.json of this version (schema {wanted}).",
+            fix="make the report again with `clefq parity`.",
+        )
     validator = jsonschema.Draft202012Validator(load_schema(name))
     faults = sorted(
         f"{'/'.join(map(str, error.absolute_path)) or 'top level'}: {error.message[:160]}"
@@ -185,7 +192,7 @@ def check_document(document: Any, name: str, where: str) -> None:
         raise InputError(
             f"{where} does not follow the schema of {name}.json.",
             fix="make the report again with `clefq parity`.",
-            faults=faults,
+            faults=faults[:MAX_FAULTS],
         )
 
 
