@@ -29,6 +29,7 @@ COMMANDS: dict[str, str] = {
     "quantize": "quantize",
     "predict": "predict",
     "import": "import_",
+    "export": "export",
     "parity": "parity",
     "gate": "gate",
     "plan": "plan",

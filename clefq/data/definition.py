@@ -146,8 +146,13 @@ def load_definition(path: Path, role: Role) -> Definition:
     except (OSError, UnicodeDecodeError) as error:
         raise DefinitionError(f"cannot read {path}: {error}.") from error
     except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise DefinitionError(f"{path} is not valid YAML: {reason}.") from error
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark is not None else ""
+        problem = getattr(error, "problem", None) or "it cannot be read"
+        raise DefinitionError(
+            f"{path} is not valid YAML{where}: {problem}.",
+            fix="put texts that hold a question mark, colon or comma in quotes.",
+        ) from error
     faults: list[str] = []
     definition = read_strict(Definition, value, faults)
     if definition is not None:
