@@ -50,7 +50,8 @@ def write_results(path: Path, predictions: Predictions, folder: SetFolder) -> in
 def result_lines(predictions: Predictions, folder: SetFolder) -> Iterator[dict[str, Any]]:
     """The lines as objects."""
     rows: dict[str, dict[str, Row]] = {}
-    for row in predictions.frame.to_dict("records"):
+    for plain in predictions.frame.to_dict("records"):
+        row = {str(column): value for column, value in plain.items()}
         rows.setdefault(row["record_id"], {})[row["question_id"]] = row
     for record in folder.records():
         if record.id not in rows:
