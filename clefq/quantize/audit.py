@@ -27,6 +27,7 @@ from clefq.quantize.protected import protected_reason
 from clefq.quantize.report import AuditReport
 from clefq.quantize.tensors import INDEX, FolderTensors, TensorRef, scan_folder
 from clefq.quantize.values import count_nonfinite
+from clefq.quantize.workers import in_threads
 from clefq.store.atomic import read_json
 
 _FLOATS = ("BF16", "F16", "F32")
@@ -289,13 +290,12 @@ def _arithmetic(audited: Audited, module: str) -> str:
 
 
 def _values(report: AuditReport, audited: Audited) -> None:
-    for name, ref in audited.refs.items():
-        if name.endswith(("_scale",)):
-            continue
-        report.looked_at("values")
-        bad = count_nonfinite(ref)
+    refs = [ref for name, ref in audited.refs.items() if not name.endswith("_scale")]
+    report.looked_at("values", len(refs))
+    for ref, bad in zip(refs, in_threads(count_nonfinite, refs), strict=True):
         if bad:
-            report.breach("values", name, f"holds {bad} NaN or infinite values", "answers are NaN")
+            message = f"holds {bad} NaN or infinite values"
+            report.breach("values", ref.name, message, "answers are NaN")
 
 
 def summary(report: AuditReport) -> dict[str, Any]:

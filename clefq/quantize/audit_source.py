@@ -12,6 +12,7 @@ from clefq.quantize.fusion import fused_groups
 from clefq.quantize.manifest import MANIFEST, read_manifest
 from clefq.quantize.report import AuditReport
 from clefq.quantize.tensors import TensorRef, open_tensors, same_bytes
+from clefq.quantize.workers import in_threads
 from clefq.store.atomic import sha256_file
 
 if TYPE_CHECKING:
@@ -19,72 +20,92 @@ if TYPE_CHECKING:
 
 Refs = Mapping[str, TensorRef]
 
+# Relative weight error beyond which a weight cannot come from this source: twice what
+# round-to-nearest costs on Gaussian weights.
+_WORST = {4: 0.19, 8: 0.06}
+
 
 def manifest(report: AuditReport, folder: Path) -> None:
     """Compares the files with the hashes in `clefq.json`, where there is one."""
     if not (folder / MANIFEST).is_file():
         report.notes.append("no clefq.json: file hashes are not known.")
         return
-    for name, digest in read_manifest(folder).files.items():
-        report.looked_at("manifest")
-        path = folder / name
-        if not path.is_file():
-            report.breach("manifest", name, "is missing")
-        elif sha256_file(path) != digest:
+    recorded = read_manifest(folder).files
+    report.looked_at("manifest", len(recorded))
+    there = [name for name in recorded if (folder / name).is_file()]
+    for name in sorted(recorded.keys() - set(there)):
+        report.breach("manifest", name, "is missing")
+    digests = in_threads(sha256_file, [folder / name for name in there])
+    for name, digest in zip(there, digests, strict=True):
+        if digest != recorded[name]:
             report.breach("manifest", name, "is not the file that clefq wrote")
 
 
 def compare(report: AuditReport, refs: Refs, schemes: Mapping[str, Scheme], source: Path) -> None:
-    """Compares every unquantized tensor with the source, bit by bit."""
+    """Compares every tensor with the source: unquantized ones bit by bit."""
     theirs = open_tensors(source)
     quantized = {f"{module}.weight" for module in schemes}
-    for name, ref in theirs.items():
-        if name in quantized:
-            continue
-        report.looked_at("untouched")
-        ours = refs.get(name)
-        if ours is None:
-            report.breach("untouched", name, "is in the source but not here")
-        elif not same_bytes(ours, ref):
-            report.breach("untouched", name, "differs from the source", "answers change")
-    _quantized(report, refs, schemes, theirs)
-
-
-# Relative weight error beyond which a weight cannot come from this source: twice what
-# round-to-nearest costs on Gaussian weights.
-_WORST = {4: 0.19, 8: 0.06}
+    kept = [ref for name, ref in theirs.items() if name not in quantized]
+    report.looked_at("untouched", len(kept))
+    for ref in kept:
+        if ref.name not in refs:
+            report.breach("untouched", ref.name, "is in the source but not here")
+    both = [ref for ref in kept if ref.name in refs]
+    equal = in_threads(lambda ref: same_bytes(refs[ref.name], ref), both)
+    for ref, same in zip(both, equal, strict=True):
+        if not same:
+            report.breach("untouched", ref.name, "differs from the source", "answers change")
+    if find_spec("torch") is None or find_spec("compressed_tensors") is None:
+        report.notes.append(
+            "quantized weights not compared with the source: needs `pip install clefq[quantize]`."
+        )
+    else:
+        _quantized(report, refs, schemes, theirs)
 
 
 def _quantized(
     report: AuditReport, refs: Refs, schemes: Mapping[str, Scheme], source: Refs
 ) -> None:
-    if find_spec("torch") is None or find_spec("compressed_tensors") is None:
-        report.notes.append(
-            "quantized weights not compared with the source: needs `pip install clefq[quantize]`."
-        )
-        return
-    from clefq.quantize.rounding import comparable, compare_module
+    from clefq.quantize.rounding import compare_module
+    from clefq.quantize.stream import one_thread_per_worker
 
     groups = {m: group.members for group in fused_groups(schemes) for m in group.members}
+    modules = _comparable(report, refs, schemes, source)
+    report.looked_at("quantized", len(modules))
+
+    def compare_one(module: str) -> Comparison:
+        return compare_module(module, schemes[module], refs, source, groups.get(module, ()))
+
     other = []
-    for module, scheme in schemes.items():
-        due = [f"{module}.{suffix}" for suffix in scheme.suffixes if not suffix.startswith("input")]
-        if not comparable(scheme) or not all(name in refs for name in due):
-            continue
-        if source[f"{module}.weight"].shape != _weight_shape(refs, module, scheme):
-            report.breach("quantized", module, "has not the source's shape")
-            continue
-        report.looked_at("quantized")
-        found = compare_module(module, scheme, refs, source, groups.get(module, ()))
-        _judge(report, found, _WORST[scheme.bits])
-        if not found.exact and not found.damaged and found.made_with in (None, found.divisor):
-            other.append(module)
+    with one_thread_per_worker():
+        for found in in_threads(compare_one, modules):
+            _judge(report, found, _WORST[schemes[found.module].bits])
+            if found.other_rounding:
+                other.append(found.module)
     report.facts["other_rounding"] = other
     if other:
         report.notes.append(
             f"{len(other)} modules are not plain round-to-nearest of the source (GPTQ, AWQ or "
             "another rounding): compared by their error alone."
         )
+
+
+def _comparable(
+    report: AuditReport, refs: Refs, schemes: Mapping[str, Scheme], source: Refs
+) -> list[str]:
+    from clefq.quantize.rounding import comparable
+
+    modules = []
+    for module, scheme in schemes.items():
+        due = [f"{module}.{suffix}" for suffix in scheme.suffixes if not suffix.startswith("input")]
+        theirs = source.get(f"{module}.weight")
+        if theirs is None or not comparable(scheme) or not all(name in refs for name in due):
+            continue  # what is missing is another check's breach
+        if theirs.shape == _weight_shape(refs, module, scheme):
+            modules.append(module)
+        else:
+            report.breach("quantized", module, "has not the source's shape")
+    return modules
 
 
 def _weight_shape(refs: Refs, module: str, scheme: Scheme) -> tuple[int, ...]:

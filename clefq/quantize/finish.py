@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from clefq.quantize.tensors import HEAD_FILES
+from clefq.quantize.workers import in_threads
 from clefq.store.atomic import sha256_bytes, sha256_file
 
 # what a release folder holds beside weights, index and config.json
@@ -54,11 +55,14 @@ def copy_side_files(source: Path, target: Path) -> list[str]:
 
 def hash_files(folder: Path) -> dict[str, str]:
     """SHA-256 of every file of a folder, by relative path; hidden files are no part of it."""
-    return {
-        path.relative_to(folder).as_posix(): sha256_file(path)
+    paths = [
+        path
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not path.name.startswith(".")
-    }
+    ]
+    digests = in_threads(sha256_file, paths)
+    names = [path.relative_to(folder).as_posix() for path in paths]
+    return dict(zip(names, digests, strict=True))
 
 
 def identity(files: Mapping[str, str]) -> str:

@@ -31,7 +31,8 @@ class Comparison:
         module: Module name.
         numbers: Codes and local scales compared.
         deviating: How many of them differ from round-to-nearest under the stored global scale.
-        relative_error: ‖stored − source‖ / ‖source‖, Frobenius norm.
+        relative_error: ‖stored − source‖ / ‖source‖, Frobenius norm; 0 where the numbers are
+            exactly round-to-nearest and the norm was not taken.
         divisor: Stored global scale, or None.
         expected_divisors: What the source's largest magnitude gives: for its fused group and
             for the module alone, in BF16 and in F32 arithmetic.
@@ -51,6 +52,12 @@ class Comparison:
     def exact(self) -> bool:
         """Whether every stored number is the one that round-to-nearest gives."""
         return self.deviating == 0
+
+    @property
+    def other_rounding(self) -> bool:
+        """Whether the numbers come from another rounding than to the nearest."""
+        known = self.made_with not in (None, self.divisor)
+        return not (self.exact or self.damaged or known)
 
     @property
     def damaged(self) -> bool:
@@ -130,7 +137,8 @@ def _tally_nvfp4(module: str, refs: Refs, source: Refs, divisor: torch.Tensor) -
         if not ours.equal(theirs):
             tally.deviating += _nvfp4_deviations(ours, theirs, block, theirs_scales, divisor)
         tally.deviating += int((_raw(ours_scales) != _raw(theirs_scales)).sum())
-        tally.add(kernels.nvfp4_values(ours, ours_scales, divisor), block)
+        if tally.deviating:
+            tally.add(kernels.nvfp4_values(ours, ours_scales, divisor), block)
         tally.numbers += block.numel() + ours_scales.numel()
     return tally
 
@@ -167,15 +175,20 @@ def _compare_fp8(module: str, refs: Refs, source: Refs) -> Comparison:
         ours = _rows(codes, row, len(block), torch.float8_e4m3fn)
         ours_scales = _rows(scales, row, len(block), dtype)
         theirs, theirs_scales = kernels.fp8_rows(block, weight_args("FP8_DYNAMIC"))
-        tally.deviating += int((ours.float() != theirs.float()).sum())
+        if not _raw(ours).equal(_raw(theirs)):
+            tally.deviating += int((ours.float() != theirs.float()).sum())
         tally.deviating += int((ours_scales.float() != theirs_scales.float()).sum())
-        tally.add(ours.float() * ours_scales.float().view(-1, 1), block)
+        if tally.deviating:
+            tally.add(ours.float() * ours_scales.float().view(-1, 1), block)
         tally.numbers += block.numel() + ours_scales.numel()
     return Comparison(module, tally.numbers, tally.deviating, tally.relative_error)
 
 
 class _Tally:
-    """Counts and squared norms over the blocks of a weight."""
+    """Counts over the blocks of a weight; squared norms from the first deviation on.
+
+    From there the norms cover the rest of the weight: blocks before it hold only rounding.
+    """
 
     def __init__(self) -> None:
         self.numbers = 0

@@ -37,11 +37,11 @@ from clefq.quantize.source import Source, find_source, verify_download
 from clefq.quantize.stream import (
     Stream,
     default_device,
-    default_workers,
     one_thread_per_worker,
     stream_outputs,
 )
 from clefq.quantize.tensors import OutTensor, TensorRef, open_tensors, write_index
+from clefq.quantize.workers import default_workers
 from clefq.store.atomic import write_json, write_text
 
 METHODS = ("auto", "oneshot", "stream")

@@ -8,7 +8,6 @@ page cache. So memory is a few blocks per core, whatever the shards and the grou
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -164,11 +163,6 @@ def one_thread_per_worker() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def default_workers() -> int:
-    """One worker per core that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def default_device() -> str:
