@@ -181,8 +181,20 @@ def _plan_set(request: Request, run: RunFolder | None, name: str, path: Path | N
         wanted = [v for v in _variants(run, name) if v != baseline.variant]
     candidates = tuple(_slot(candidate, name, path, run) for candidate in wanted)
     _check_variants(candidates)
-    replicates = tuple(file for file in request.replicates if read_meta(file).eval_set == name)
+    sha = _sha_of(path, baseline)
+    replicates = tuple(
+        file for file in request.replicates if read_meta(file).eval_set_sha256 == sha
+    )
     return SetPlan(name, path, baseline, candidates, replicates)
+
+
+def _sha_of(set_path: Path | None, baseline: Slot) -> str | None:
+    """Hash of the set, from its manifest or from the baseline's predictions."""
+    from clefq.store.sets import MANIFEST_FILE, read_manifest
+
+    if set_path is not None:
+        return read_manifest(set_path / MANIFEST_FILE).sha256
+    return read_meta(baseline.path).eval_set_sha256 if baseline.path.is_file() else None
 
 
 def _variants(run: RunFolder, set_name: str) -> list[str]:

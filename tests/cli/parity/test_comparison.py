@@ -53,7 +53,9 @@ def test_files_variants_and_replicates_mix(run_folder: Path, world: World) -> No
     (found,) = comparison.plan(ask("bf16", str(file), "fp8", replicates=(again,)), run)
     assert [slot.variant for slot in found.candidates] == ["mine", "fp8"]
     assert found.replicates == (again,)
-    stray = write(run_folder / "stray.parquet", predictions(world, "bf16", eval_set="other"))
+    stray = write(
+        run_folder / "stray.parquet", predictions(world, "bf16", eval_set_sha256="f" * 64)
+    )
     with pytest.raises(InputError, match="replicate"):
         comparison.plan(ask("bf16", "fp8", replicates=(stray,)), run)
 
