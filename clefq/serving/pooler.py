@@ -12,7 +12,7 @@ tensor, and the caller, who knows how many options it asked about, reports the e
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -115,7 +115,7 @@ class JointHeadPooler(Pooler):
             else torch.cat([one.hidden for one in finished])
         )
         encoded = [one.encoded for one in finished]
-        batch = HeadBatch.build(encoded, hidden.device)
+        batch = on_device(HeadBatch.build(encoded), hidden.device)
         rows = self._embed_rows(batch.option_token_ids)
         flat = self.head(hidden, batch, rows).float()
         counts = [sum(len(q.option_spans) for q in one.questions) for one in encoded]
@@ -159,6 +159,26 @@ def collect_prompts(hidden_states: torch.Tensor, metadata: Any) -> list[torch.Te
         prompts.append(torch.cat([*kept, piece]) if kept else piece)
         state.clean()
     return prompts
+
+
+def on_device(value: Any, device: torch.device) -> Any:
+    """Copies the tensors inside a dataclass to a device without waiting for it.
+
+    A plain copy of pageable memory waits until everything queued before it has run: the backbone
+    would have to finish before the head's kernels are even queued, at every step.
+    """
+    if isinstance(value, torch.Tensor):
+        if device.type == "cpu":
+            return value
+        return value.pin_memory().to(device, non_blocking=True)
+    if isinstance(value, tuple):
+        return tuple(on_device(item, device) for item in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        moved = {
+            field.name: on_device(getattr(value, field.name), device) for field in fields(value)
+        }
+        return type(value)(**moved)
+    return value
 
 
 def encoded_of(layout: Layout, token_ids: torch.Tensor) -> Encoded:

@@ -125,7 +125,9 @@ class Runtime:
 
 def _load_error(folder: Path, version: str, error: Exception) -> ClefqError:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reason = next((line for line in lines if "rror" in line), lines[0] if lines else repr(error))
+    # pydantic heads its list of faults with a count; the fault itself says "Value error"
+    faults = [line for line in lines if "error" in line.lower() and "validation error" not in line]
+    reason = next(iter(faults or lines), repr(error))
     warning = version_warning(version)
     return CheckpointError(
         f"vLLM {version} could not load {folder}: {reason[:300]}",
