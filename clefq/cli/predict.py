@@ -73,6 +73,10 @@ def command(
     threads: Annotated[
         int | None, typer.Option("--threads", metavar="N", help="CPU threads.")
     ] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option("--concurrency", metavar="N", help="Requests in flight (with --engine http)."),
+    ] = None,
     run: Run = None,
     json_output: Json = False,
     quiet: Quiet = False,
@@ -95,6 +99,7 @@ def command(
         device=device,
         dtype=dtype,
         threads=threads,
+        concurrency=concurrency,
     )
     choice = _Choice(model, variant, eval_set, parse_engine(engine), url, out)
     folder = _run_folder(run)

@@ -67,6 +67,7 @@ class EngineSpec:
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         dtype: `auto` (as the checkpoint says, bfloat16), or `float32`, `float64` for references.
         threads: CPU threads, or None for the library's own choice.
+        concurrency: Requests in flight (http only), or None for the engine's own choice.
     """
 
     max_length: int = DEFAULT_MAX_LENGTH
@@ -75,6 +76,7 @@ class EngineSpec:
     device: str = "auto"
     dtype: str = "auto"
     threads: int | None = None
+    concurrency: int | None = None
 
     def __post_init__(self) -> None:
         faults = [
@@ -83,6 +85,7 @@ class EngineSpec:
                 ("max_length", self.max_length),
                 ("batch_tokens", self.batch_tokens),
                 ("threads", self.threads),
+                ("concurrency", self.concurrency),
             )
             if value is not None and value < 1
         ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,7 +126,10 @@ def _open(job: PredictJob, console: Console) -> Engine:
     if job.engine == "http":
         from clefq.engines.http_engine import HttpEngine
 
-        return HttpEngine(job.url or "", job.model.model_id, job.spec)
+        http = HttpEngine(job.url or "", job.model.model_id, job.spec)
+        for warning in http.warnings:
+            console.note(f"warning: {warning}")
+        return http
     console.note(f"loading {job.model.folder} with {job.engine}")
     return open_engine(job.engine, job.model.folder, job.spec, console)
 
@@ -147,6 +150,12 @@ def _predict(
             console.note(f"resuming: {resumed} of {len(records)} records are done")
         seconds, tokens = _run(engine, records, folder.path, journal, console)
         results = [journal.results[record.id] for record in records]
+        if job.engine == "http":
+            from clefq.engines.http_answers import settle
+
+            # A server's rounding is known only once all answers are in.
+            results, quantum = settle(results)
+            meta = replace(meta, probability_quantum=quantum)
         rows = [
             row
             for record, result in zip(records, results, strict=True)
