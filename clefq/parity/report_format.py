@@ -43,8 +43,10 @@ def interval(
 
 
 def _plain(value: float, signed: bool) -> str:
-    """A plain number: four decimals, or four significant digits where it is large."""
+    """A plain number: four decimals, fewer where it is large."""
     sign = "+" if signed else ""
+    if abs(value) >= 1000:
+        return f"{value:{sign},.0f}"
     return f"{value:{sign}.4f}" if abs(value) < 10 else f"{value:{sign}.4g}"
 
 
