@@ -9,6 +9,9 @@ start-up, throughput, the head's share, drift between batches, and agreement wit
     # on the GPU machine
     python benchmarks/gpu_smoke.py run/models/* --set run/sets/nano-eval \
         --against reference.json --gdn triton --eager --out answers.json
+    # there, vLLM 0.33 or newer: its own Clef beside ours (it needs the index file in the folder)
+    python benchmarks/gpu_smoke.py run/models/bf16 --set run/sets/nano-eval \
+        --engine native --against answers.json
 
 Needs clefq importable (installed, or the checkout in PYTHONPATH), vLLM or transformers, no more.
 """
@@ -57,7 +60,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--set", required=True, type=Path, help="set folder (records.jsonl)")
     parser.add_argument("--records", type=int, default=50)
-    parser.add_argument("--engine", choices=["vllm", "transformers"], default="vllm")
+    parser.add_argument("--engine", choices=["vllm", "native", "transformers"], default="vllm")
     parser.add_argument("--against", type=Path, help="answers of another run (--out)")
     parser.add_argument("--out", type=Path, help="write the logits as JSON")
     parser.add_argument("--eager", action="store_true", help="no compilation: starts fast")
@@ -96,7 +99,9 @@ def run_one(options: argparse.Namespace) -> None:
             break
         if len(record.images) <= options.max_images:
             records.append(record)
-    run = with_vllm if options.engine == "vllm" else with_transformers
+    if options.engine == "native":
+        use_native_model()
+    run = with_transformers if options.engine == "transformers" else with_vllm
     result = run(options.folders[0], records, options)
     options.one.write_text(json.dumps(result))
 
@@ -147,6 +152,31 @@ def with_vllm(folder: Path, records: list, options: argparse.Namespace) -> dict:
         "alone": max_difference(alone, results[: len(few)]),
         "order": max_difference(turned, results),
     }
+
+
+def use_native_model() -> None:
+    """Lets vLLM choose its own Clef model, and speaks to it in its own layout."""
+    from clefq.serving import runtime
+    from clefq.serving.layout import LAYOUT_KEY
+
+    ours, arguments = runtime.schema_layout, runtime.engine_arguments
+
+    def native_layout(encoded):
+        body = ours(encoded)[LAYOUT_KEY]
+        pairs = {
+            name: list(zip(body[name][::2], body[name][1::2], strict=True))
+            for name in ("question_spans", "option_spans")
+        }
+        native = {"question_types": body["types"], "option_counts": body["option_counts"], **pairs}
+        return {"joint_schema": native}
+
+    def native_arguments(*args, **options):
+        chosen = arguments(*args, **options)
+        del chosen["hf_overrides"]
+        return chosen
+
+    runtime.schema_layout = native_layout
+    runtime.engine_arguments = native_arguments
 
 
 def with_transformers(folder: Path, records: list, options: argparse.Namespace) -> dict:

@@ -22,10 +22,8 @@ class ImageTokens:
     """
 
     def __init__(self, folder: Path) -> None:
-        from transformers import Qwen2VLImageProcessorPil
-
         try:
-            self._processor: Any = Qwen2VLImageProcessorPil.from_pretrained(str(folder))
+            self._processor: Any = _processor_class().from_pretrained(str(folder))
         except OSError as error:
             raise CheckpointError(
                 f"{folder} has no processor_config.json, which images need.",
@@ -36,3 +34,11 @@ class ImageTokens:
         """Pad tokens of an image."""
         patches = self._processor.get_number_of_image_patches(image.height, image.width, {})
         return int(patches) // int(self._processor.merge_size) ** 2
+
+
+def _processor_class() -> Any:
+    """The processor that needs no torchvision; its name changed within transformers 5."""
+    import transformers
+
+    name = "Qwen2VLImageProcessorPil"
+    return getattr(transformers, name, None) or transformers.Qwen2VLImageProcessor

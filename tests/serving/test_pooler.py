@@ -182,4 +182,3 @@ def test_out_of_memory_falls_back_to_one_by_one(
     outputs = step(pooler, [(r, len(r.token_ids)) for r in requests_of(encoded)])
     for output, expected in zip(outputs, expected_of(pooler, encoded), strict=True):
         torch.testing.assert_close(output, expected, rtol=0, atol=2e-5)
-

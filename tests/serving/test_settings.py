@@ -10,7 +10,7 @@ import pytest
 from clefq.errors import CheckpointError, InputError
 from clefq.serving import ARCHITECTURE, ServeSettings
 from clefq.serving.plugin import parse_version, version_warning
-from clefq.serving.settings import cpu_environment, engine_arguments
+from clefq.serving.settings import cpu_environment, engine_arguments, graph_sizes
 
 HEAD = {
     "hidden_size": 64,
@@ -36,7 +36,7 @@ def test_what_clef_needs_is_always_set(folder: Path) -> None:
     assert arguments["enable_prefix_caching"] is False
     assert arguments["enable_chunked_prefill"] is True
     assert arguments["mamba_ssm_cache_dtype"] == "float32"
-    assert arguments["max_cudagraph_capture_size"] == 2048
+    assert arguments["cudagraph_capture_sizes"] == graph_sizes(2048)
     assert arguments["hf_overrides"] == {
         "architectures": [ARCHITECTURE],
         "joint_head_config": HEAD,
@@ -55,10 +55,10 @@ def test_settings_reach_vllm(folder: Path) -> None:
     assert arguments["tensor_parallel_size"] == 2
     assert arguments["gpu_memory_utilization"] == 0.5
     # graphs beyond a step's size would never be used
-    assert arguments["max_cudagraph_capture_size"] == 1024
+    assert max(arguments["cudagraph_capture_sizes"]) == 1024
     eager = engine_arguments(folder, ServeSettings(eager=True), cpu=False)
     assert eager["enforce_eager"] is True
-    assert "max_cudagraph_capture_size" not in eager
+    assert "cudagraph_capture_sizes" not in eager
 
 
 def test_a_cpu_runs_eagerly_and_without_gpu_options(folder: Path) -> None:
@@ -118,3 +118,13 @@ def test_versions_are_read_without_packages() -> None:
     assert parse_version("0.32.0+cpu") == (0, 32, 0)
     assert parse_version("0.33.1.dev3+g12") == (0, 33, 1)
     assert parse_version("dev") is None
+
+
+@pytest.mark.parametrize("most", [1, 32, 100, 512, 513, 2048, 2050, 8192])
+def test_graph_sizes_reach_the_limit_with_little_padding(most: int) -> None:
+    sizes = graph_sizes(most)
+    assert sizes[-1] == most
+    gaps = [after - before for before, after in zip([0, *sizes], sizes, strict=False)]
+    assert min(gaps) > 0
+    assert max(gaps) <= 64
+    assert len(graph_sizes(2048)) == 40
