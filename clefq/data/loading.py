@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -227,6 +228,8 @@ def _load_hub(hub: HubRef, split: str) -> Any:
         from datasets import load_dataset
     except ImportError as error:
         raise MissingDependencyError("datasets", "pip install 'clefq[hub]'") from error
+    # a hub that cannot be reached is one error with its fix, not a page of retries
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
         rows = load_dataset(
             hub.path, hub.config, split=hub.splits[split], revision=hub.revision, streaming=True
