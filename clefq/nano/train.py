@@ -55,6 +55,8 @@ class Plan:
         decay: Share of the time over which it falls to zero at the end.
         lm_weight: Weight of the next-token loss at the start; a tenth of it at the end.
         seed: Of weights and data.
+        begin: Where the growth of the records begins, from 0 to 1: a continued training may have
+            been through the small ones.
         tasks: Which of the mixture to train on.
     """
 
@@ -67,6 +69,7 @@ class Plan:
     decay: float = 0.35
     lm_weight: float = 0.3
     seed: int = 1
+    begin: float = 0.0
     tasks: tuple[str, ...] = tuple(MIXTURE)
 
 
@@ -288,9 +291,7 @@ def perform(plan: Plan, data: Path, out: Path, resume: Path | None) -> dict[str,
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers are processes already
     torch.set_float32_matmul_precision("high")
     progress = multiprocessing.get_context("fork").Value("d", 0.0)
-    # A continued training has been through the small records.
-    known = 0.0 if resume is None else 0.3
-    batches = start_batches(plan, data, lambda: max(known, float(progress.value)))
+    batches = start_batches(plan, data, lambda: max(plan.begin, float(progress.value)))
     use_lean_layers()
     model = new_model(plan, WEIGHTS / "tokenizer.json")
     if resume is not None:
@@ -331,6 +332,7 @@ def main() -> None:
     parser.add_argument("--peak", type=float, default=Plan.peak)
     parser.add_argument("--warmup", type=int, default=Plan.warmup)
     parser.add_argument("--seed", type=int, default=Plan.seed)
+    parser.add_argument("--begin", type=float, default=Plan.begin)
     parser.add_argument("--tasks", nargs="+", choices=list(MIXTURE), default=list(MIXTURE))
     parser.add_argument("--resume", type=Path, help="--out of an earlier run")
     given = parser.parse_args()
@@ -342,6 +344,7 @@ def main() -> None:
         peak=given.peak,
         warmup=given.warmup,
         seed=given.seed,
+        begin=given.begin,
         tasks=tuple(given.tasks),
     )
     given.out.mkdir(parents=True, exist_ok=True)
