@@ -1,7 +1,7 @@
 """What two models say about each question: answers, margins, distances of their distributions.
 
-Everything is per question and in log space; sums over options run in the canonical order of
-`PairedSet`, so that the prompt order of the options changes nothing but ties.
+Everything is per question and in log space, in steps of 2^-32 (see `GRID`); sums over options run
+in the canonical order of `PairedSet`, so that their prompt order changes nothing but ties.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ from clefq.parity.pairs import PairedSet, Side
 # A margin or probability this close below a threshold counts as reaching it: exp(log(0.75)) −
 # exp(log(0.25)) is not 0.5 to the last bit.
 EDGE = 1e-9
+# Values per question are rounded to multiples of 2^-32. Processors and library versions compute
+# exp and log differently in the last bit; after rounding they agree (but for one value in millions
+# that lies on an edge), and sums of up to a million questions are exact in any order.
+GRID = float(1 << 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +134,19 @@ def side_values(pairs: PairedSet, side: Side) -> SideValues:
         top=top,
         best=best,
         tied=segment_sum(best.astype(np.float64), start) > 1,
-        margin=np.exp(highest) - np.exp(second) + failed,
-        confidence=np.exp(highest) + failed,
+        margin=on_grid(np.exp(highest) - np.exp(second)) + failed,
+        confidence=on_grid(np.exp(highest)) + failed,
         correct=valid & (pairs.gold >= 0) & (top == pairs.gold),
-        brier=_brier(pairs, probability) + failed,
-        nll=_nll(pairs, side) + failed,
-        expected=_expected(pairs, probability) + failed,
-        p_true=_p_true(pairs, probability) + failed,
+        brier=on_grid(_brier(pairs, probability)) + failed,
+        nll=on_grid(_nll(pairs, side)) + failed,
+        expected=on_grid(_expected(pairs, probability)) + failed,
+        p_true=on_grid(_p_true(pairs, probability)) + failed,
     )
+
+
+def on_grid(values: FloatArray) -> FloatArray:
+    """Rounds to multiples of 2^-32; infinities and NaN stay."""
+    return np.rint(values * GRID) / GRID
 
 
 def floor_log(side: Side) -> float:
@@ -185,7 +194,7 @@ def _distances(pairs: PairedSet, valid: BoolArray) -> tuple[FloatArray, FloatArr
     outside = np.where(valid, 0.0, np.nan)
 
     def total(terms: FloatArray) -> FloatArray:
-        return np.maximum(segment_sum(terms, pairs.option_start), 0.0) + outside
+        return np.maximum(segment_sum(terms, pairs.option_start), 0.0)
 
     with np.errstate(invalid="ignore"):
         floored = np.maximum(second, floor_log(pairs.candidate))
@@ -194,7 +203,9 @@ def _distances(pairs: PairedSet, valid: BoolArray) -> tuple[FloatArray, FloatArr
         towards_q = math.log(2) - np.logaddexp(0.0, second - first)
         towards_p = math.log(2) - np.logaddexp(0.0, first - second)
         js_terms = np.where(p > 0, p * towards_q, 0.0) + np.where(q > 0, q * towards_p, 0.0)
-    return total(kl_terms), total(np.abs(p - q)) / 2, total(js_terms) / 2
+    found = total(kl_terms), total(np.abs(p - q)) / 2, total(js_terms) / 2
+    kl, tv, js = (on_grid(value) + outside for value in found)
+    return kl, tv, js
 
 
 def _any(flags: BoolArray, start: IntArray) -> BoolArray:

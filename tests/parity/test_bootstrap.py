@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -105,3 +107,29 @@ def test_a_bound_near_a_margin_asks_for_more():
     assert needs_more(0.0501, 0.0001, 0.05)
     assert not needs_more(0.0504, 0.0001, 0.05)
     assert not needs_more(None, 0.1, 0.05)
+
+
+def test_resampled_distribution_by_enumerating_every_resample():
+    """All 5^5 resamples of five records against 20,000 drawn ones."""
+    value = ratio(np.array([0.0, 1.0, 2.0, 1.0, 4.0]), np.array([1.0, 1.0, 3.0, 2.0, 4.0]))
+    index = np.array(list(itertools.product(range(5), repeat=5)))
+    exact = value.numerator[index].sum(axis=1) / value.denominator[index].sum(axis=1)
+    drawn = run_jobs([percentile_job([value])], 11, 20_000)[0][:, 0]
+    distance = stats.ks_2samp(drawn, exact, method="asymp").statistic
+    assert distance < 1.63 / np.sqrt(20_000)  # 1% level against a known distribution
+    assert drawn.mean() == pytest.approx(exact.mean(), abs=4 * exact.std() / np.sqrt(20_000))
+
+
+def test_studentized_distribution_by_enumeration():
+    value = ratio(np.array([0.1, 0.9, 0.4, 0.2, 1.0]), np.ones(5))
+    expected = []
+    for index in itertools.product(range(5), repeat=5):
+        again = ratio(value.numerator[list(index)], np.ones(5))
+        shift = again.estimate - value.estimate
+        spread = np.sqrt(again.variance)
+        expected.append(shift / spread if spread > 0 else np.sign(shift) * np.inf)
+    drawn = run_jobs([studentized_job(value)], 11, 20_000)[0][:, 1]
+    for level in (0.05, 0.25, 0.5, 0.75, 0.95):
+        exact = np.quantile(expected, level, method="inverted_cdf")
+        assert np.mean(drawn <= exact + 1e-9) >= level - 0.01
+        assert np.mean(drawn < exact - 1e-9) <= level + 0.01
