@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from clefq.console import Console
     from clefq.engines.base import EngineName
     from clefq.parity.report_summary import Sizes
+    from clefq.store.sets import SetManifest
 
 _VARIANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 RESERVED = ("index.html", "summary.json")
@@ -125,6 +126,13 @@ def is_predictions(name: str) -> bool:
     return name.endswith(".parquet") or Path(name).is_file()
 
 
+def _manifest(set_path: Path) -> SetManifest:
+    """A set's manifest; quick, as its records are not hashed."""
+    from clefq.store.sets import MANIFEST_FILE, read_manifest
+
+    return read_manifest(set_path / MANIFEST_FILE)
+
+
 def _set_of_file(file: Path, request: Request, run: RunFolder | None) -> tuple[str, Path | None]:
     from clefq.engines.models import find_set
 
@@ -142,11 +150,10 @@ def _set_of_file(file: Path, request: Request, run: RunFolder | None) -> tuple[s
 
 def _sets(request: Request, run: RunFolder | None) -> list[tuple[str, Path | None]]:
     from clefq.engines.models import find_set
-    from clefq.store.sets import MANIFEST_FILE, read_manifest
 
     if request.sets:
         found = [find_set(name, run) for name in request.sets]
-        return [(read_manifest(path / MANIFEST_FILE).name, path) for path in found]
+        return [(_manifest(path).name, path) for path in found]
     if run is None:
         raise InputError(
             f"{request.baseline} is no predictions file, and no --eval SET is given.",
@@ -154,7 +161,7 @@ def _sets(request: Request, run: RunFolder | None) -> list[tuple[str, Path | Non
         )
     sets: dict[str, Path | None] = {}
     for name in run.sets():
-        if read_manifest(run.set_folder(name) / MANIFEST_FILE).role == "eval":
+        if _manifest(run.set_folder(name)).role == "eval":
             sets[name] = run.set_folder(name)
     for name in predicted_sets(run):
         if name not in run.sets():
@@ -190,10 +197,8 @@ def _plan_set(request: Request, run: RunFolder | None, name: str, path: Path | N
 
 def _sha_of(set_path: Path | None, baseline: Slot) -> str | None:
     """Hash of the set, from its manifest or from the baseline's predictions."""
-    from clefq.store.sets import MANIFEST_FILE, read_manifest
-
     if set_path is not None:
-        return read_manifest(set_path / MANIFEST_FILE).sha256
+        return _manifest(set_path).sha256
     return read_meta(baseline.path).eval_set_sha256 if baseline.path.is_file() else None
 
 
@@ -255,11 +260,9 @@ def predict_missing(plans: Sequence[SetPlan], request: Request, console: Console
 
 def _current(slot: Slot, found: SetPlan) -> PredictionsMeta:
     """The provenance of a file that is there; it must be of the set as it is now."""
-    from clefq.store.sets import MANIFEST_FILE, read_manifest
-
     meta = read_meta(slot.path)
     if found.set_path is not None:
-        current = read_manifest(found.set_path / MANIFEST_FILE).sha256
+        current = _manifest(found.set_path).sha256
         if meta.eval_set_sha256 != current:
             raise InputError(
                 f"{slot.path} was made on another set than {found.set_path} "
@@ -346,8 +349,6 @@ def sizes(found: SetPlan, run: RunFolder | None = None) -> Sizes:
 
 def expected_questions(found: SetPlan) -> int | None:
     """Questions of the set, from its manifest; None where the set is not here."""
-    from clefq.store.sets import MANIFEST_FILE, read_manifest
-
     if found.set_path is None:
         return None
-    return sum(read_manifest(found.set_path / MANIFEST_FILE).questions.values())
+    return sum(_manifest(found.set_path).questions.values())
