@@ -171,8 +171,7 @@ def _judge(gate: Gate, slice_name: str, source: FigureSource) -> GateResult:
     )
     short = _too_little(gate, figure)
     if short is not None:
-        needed = max(gate.min_n, figure.n_questions + 1)
-        return replace(empty, reason=short, questions_needed=needed)
+        return replace(empty, reason=short[0], questions_needed=short[1])
     if figure.n_infinite:
         status = FAIL if gate.metric == "kl" else INCONCLUSIVE
         return replace(empty, status=status, reason=f"infinite on {figure.n_infinite} questions")
@@ -243,13 +242,18 @@ def round_up(value: float) -> int:
     return math.ceil(value / digits) * digits
 
 
-def _too_little(gate: Gate, figure: Metric) -> str | None:
-    if figure.n_questions < gate.min_n:
-        return f"{figure.n_questions} questions, {gate.min_n} are needed"
+def _too_little(gate: Gate, figure: Metric) -> tuple[str, int | None] | None:
+    """Why a figure rests on too little, and the questions in all that would be enough."""
     least = max(gate.min_records, MIN_RECORDS_KL if gate.metric == "kl" else 0)
-    if figure.n_records < least:
-        return f"{figure.n_records} records, {least} are needed"
-    return None
+    if figure.n_records >= least and figure.n_questions >= gate.min_n:
+        return None
+    if figure.n_records == 0:
+        return "no question here", None
+    by_records = figure.n_questions * least / figure.n_records
+    needed = max(gate.min_n, math.ceil(by_records))
+    if figure.n_questions < gate.min_n:
+        return f"{figure.n_questions} questions, {gate.min_n} are needed", needed
+    return f"{figure.n_records} records, {least} are needed", needed
 
 
 def _unjudged(gate: Gate, query: FigureQuery, reason: str) -> GateResult:

@@ -85,6 +85,9 @@ def test_too_little_data_is_not_gated_and_says_how_much_is_needed() -> None:
     )
     assert clustered.status == "not_gated"
     assert "9 records" in clustered.reason
+    assert clustered.questions_needed == 334  # ten records at 33.3 questions each
+    (none,) = judge(AGREEMENT, {("agreement", "overall"): metric(None, None, None, n=0, records=0)})
+    assert (none.status, none.questions_needed) == ("not_gated", None)
     (bare,) = judge(AGREEMENT, {("agreement", "overall"): metric(1.0, None, None)})
     assert bare.status == "not_gated"
     (gone,) = judge(AGREEMENT, {})
