@@ -101,18 +101,28 @@ def image_rule(folder: Path) -> ImageRule:
     """
     for name in ("processor_config.json", "preprocessor_config.json"):
         if (folder / name).is_file():
-            config: dict[str, Any] = read_json(folder / name)
-            settings = config.get("image_processor", config)
-            size = settings.get("size") or {}
-            return ImageRule(
-                unit=int(settings["patch_size"]) * int(settings["merge_size"]),
-                min_pixels=int(size.get("shortest_edge") or settings["min_pixels"]),
-                max_pixels=int(size.get("longest_edge") or settings["max_pixels"]),
-            )
+            return _rule(folder / name)
     raise DefinitionError(
         f"{folder} has no processor_config.json, so the tokens of images cannot be counted.",
         fix="give a whole model folder with --tokenizer.",
     )
+
+
+def _rule(path: Path) -> ImageRule:
+    config: dict[str, Any] = read_json(path)
+    settings = config.get("image_processor", config)
+    size = settings.get("size") or {}
+    try:
+        return ImageRule(
+            unit=int(settings["patch_size"]) * int(settings["merge_size"]),
+            min_pixels=int(size.get("shortest_edge") or settings["min_pixels"]),
+            max_pixels=int(size.get("longest_edge") or settings["max_pixels"]),
+        )
+    except KeyError as error:
+        raise DefinitionError(
+            f"{path} has no {error.args[0]}, so the tokens of images cannot be counted.",
+            fix="copy the processor files of the release into the folder.",
+        ) from error
 
 
 def image_size(path: Path) -> tuple[int, int]:

@@ -89,3 +89,6 @@ def test_what_is_no_image(data: bytes, tmp_path: Path) -> None:
 def test_images_need_a_processor(tmp_path: Path) -> None:
     with pytest.raises(DefinitionError, match="has no processor_config"):
         image_rule(tmp_path)
+    (tmp_path / "processor_config.json").write_text('{"patch_size": 16, "merge_size": 2}')
+    with pytest.raises(DefinitionError, match="has no min_pixels"):
+        image_rule(tmp_path)

@@ -19,20 +19,23 @@ class Options:
     Attributes:
         task: Name of the task in the generator.
         seed: Seed of the generator.
+        pool: Records generated to choose from; None generates as many as are wanted.
     """
 
     task: str
     seed: int = 0
+    pool: int | None = None
 
 
 def read(spec: ReadSpec) -> Iterator[Row]:
-    """Rows as records; as many as the definition wants."""
+    """Rows as records, as many as the definition wants."""
     from clefq.nano.tasks import generate, images_of
 
-    if spec.count is None:
-        raise DefinitionError("nano: a generated source needs a count.")
     options: Options = spec.options
-    records = generate(options.task, spec.split, spec.count, options.seed)
+    count = options.pool or spec.count
+    if count is None:
+        raise DefinitionError("nano: a generated source needs a count.")
+    records = generate(options.task, spec.split, count, options.seed)
     for number, record in enumerate(records, start=1):
         yield Row(
             f"{options.task}/{spec.split}", number, {"record": record, "images": images_of(record)}
