@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clefq.cli.slots import Slot, check_file, find_slot, is_predictions, manifest_of
 from clefq.errors import InputError
 from clefq.store.predictions import PredictionsMeta, read_meta
 from clefq.store.run import RunFolder
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from clefq.console import Console
     from clefq.engines.base import EngineName
     from clefq.parity.report_summary import Sizes
-    from clefq.store.sets import SetManifest
 
 _VARIANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 RESERVED = ("index.html", "summary.json")
@@ -42,23 +42,6 @@ class Request:
     sets: tuple[str, ...]
     engine: str | None
     replicates: tuple[Path, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """One model on one set.
-
-    Attributes:
-        variant: Its name in the report.
-        path: Its predictions file, which may not exist yet.
-        model: What to predict with where it is missing, or None.
-        folder: The checkpoint's folder where it lies here, or None.
-    """
-
-    variant: str
-    path: Path
-    model: str | None
-    folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,18 +104,6 @@ def plan(request: Request, run: RunFolder | None) -> tuple[SetPlan, ...]:
     return plans
 
 
-def is_predictions(name: str) -> bool:
-    """Whether a name means a predictions file."""
-    return name.endswith(".parquet") or Path(name).is_file()
-
-
-def _manifest(set_path: Path) -> SetManifest:
-    """A set's manifest; quick, as its records are not hashed."""
-    from clefq.store.sets import MANIFEST_FILE, read_manifest
-
-    return read_manifest(set_path / MANIFEST_FILE)
-
-
 def _set_of_file(file: Path, request: Request, run: RunFolder | None) -> tuple[str, Path | None]:
     from clefq.engines.models import find_set
 
@@ -153,7 +124,7 @@ def _sets(request: Request, run: RunFolder | None) -> list[tuple[str, Path | Non
 
     if request.sets:
         found = [find_set(name, run) for name in request.sets]
-        return [(_manifest(path).name, path) for path in found]
+        return [(manifest_of(path).name, path) for path in found]
     if run is None:
         raise InputError(
             f"{request.baseline} is no predictions file, and no --eval SET is given.",
@@ -161,7 +132,7 @@ def _sets(request: Request, run: RunFolder | None) -> list[tuple[str, Path | Non
         )
     sets: dict[str, Path | None] = {}
     for name in run.sets():
-        if _manifest(run.set_folder(name)).role == "eval":
+        if manifest_of(run.set_folder(name)).role == "eval":
             sets[name] = run.set_folder(name)
     for name in predicted_sets(run):
         if name not in run.sets():
@@ -182,12 +153,13 @@ def predicted_sets(run: RunFolder) -> list[str]:
 
 
 def _plan_set(request: Request, run: RunFolder | None, name: str, path: Path | None) -> SetPlan:
-    baseline = _slot(request.baseline, name, path, run)
+    baseline = find_slot(request.baseline, name, path, run)
     wanted: Sequence[str] = request.candidates
     if not wanted and run is not None:
         wanted = [v for v in _variants(run, name) if v != baseline.variant]
-    candidates = tuple(_slot(candidate, name, path, run) for candidate in wanted)
+    candidates = tuple(find_slot(candidate, name, path, run) for candidate in wanted)
     _check_variants(candidates)
+    _check_apart(baseline, candidates)
     sha = _sha_of(path, baseline)
     replicates = tuple(
         file for file in request.replicates if read_meta(file).eval_set_sha256 == sha
@@ -198,7 +170,7 @@ def _plan_set(request: Request, run: RunFolder | None, name: str, path: Path | N
 def _sha_of(set_path: Path | None, baseline: Slot) -> str | None:
     """Hash of the set, from its manifest or from the baseline's predictions."""
     if set_path is not None:
-        return _manifest(set_path).sha256
+        return manifest_of(set_path).sha256
     return read_meta(baseline.path).eval_set_sha256 if baseline.path.is_file() else None
 
 
@@ -206,26 +178,6 @@ def _variants(run: RunFolder, set_name: str) -> list[str]:
     predicted = (run.root / "predictions" / set_name).glob("*.parquet")
     files = {path.stem for path in predicted if not path.name.startswith(".")}
     return sorted(files | set(run.variants()))
-
-
-def _slot(name: str, set_name: str, set_path: Path | None, run: RunFolder | None) -> Slot:
-    if is_predictions(name):
-        meta = read_meta(Path(name))
-        return Slot(meta.variant, Path(name), None)
-    if run is not None and run.predictions(set_name, name).is_file():
-        folder = run.model(name) if run.model(name).is_dir() else None
-        return Slot(name, run.predictions(set_name, name), name, folder)
-    from clefq.engines.models import find_model
-
-    reference = find_model(name, run)
-    home = run if run is not None else RunFolder(Path.cwd())
-    if set_path is None and not home.predictions(set_name, reference.variant).is_file():
-        raise InputError(
-            f"{name} has no predictions on {set_name}, and the set is not here to make them.",
-            fix="give --eval SET.",
-        )
-    path = home.predictions(set_name, reference.variant)
-    return Slot(reference.variant, path, name, reference.folder)
 
 
 def _check_variants(candidates: Sequence[Slot]) -> None:
@@ -242,6 +194,16 @@ def _check_variants(candidates: Sequence[Slot]) -> None:
             )
 
 
+def _check_apart(baseline: Slot, candidates: Sequence[Slot]) -> None:
+    """Two models whose folders have the same name must not share one predictions file."""
+    for slot in candidates:
+        if slot.path == baseline.path and slot.model != baseline.model:
+            raise InputError(
+                f"{baseline.model} and {slot.model} are both called {slot.variant}.",
+                fix="predict one with another --variant NAME, and give its predictions file.",
+            )
+
+
 def predict_missing(plans: Sequence[SetPlan], request: Request, console: Console) -> None:
     """Predicts what is missing, baseline first, every model of a set with the same engine.
 
@@ -250,49 +212,12 @@ def predict_missing(plans: Sequence[SetPlan], request: Request, console: Console
     """
     for found in plans:
         slots = (found.baseline, *found.candidates)
-        metas = [_current(slot, found) for slot in slots if slot.path.is_file()]
+        metas = [check_file(slot, found.set_path) for slot in slots if slot.path.is_file()]
         missing = [slot for slot in slots if not slot.path.is_file()]
         for slot in missing:
             console.note(f"{slot.variant} has no predictions on {found.name}: predicting")
             _predict(slot, found, (request.engine, metas[0] if metas else None), console)
             metas = metas or [read_meta(slot.path)]
-
-
-def _current(slot: Slot, found: SetPlan) -> PredictionsMeta:
-    """The provenance of a file that is there; it must be of the set as it is now."""
-    meta = read_meta(slot.path)
-    if found.set_path is not None:
-        current = _manifest(found.set_path).sha256
-        if meta.eval_set_sha256 != current:
-            raise InputError(
-                f"{slot.path} was made on another set than {found.set_path} "
-                f"({meta.eval_set_sha256[:12]}, now {current[:12]}).",
-                fix="predict again on this set (`clefq predict`), or give the right --eval.",
-            )
-    _check_model(slot, meta)
-    return meta
-
-
-def _check_model(slot: Slot, meta: PredictionsMeta) -> None:
-    """Refuses predictions of a checkpoint that was replaced since.
-
-    Hashing weights takes a minute for a large model, so only weights that are newer than the
-    predictions are hashed.
-    """
-    folder = slot.folder
-    if folder is None or meta.model_sha256 is None:
-        return
-    weights = [*folder.glob("*.safetensors"), folder / "config.json"]
-    changed = max((path.stat().st_mtime for path in weights if path.is_file()), default=0.0)
-    if changed <= slot.path.stat().st_mtime:
-        return
-    from clefq.clef.checkpoint import checkpoint_sha256
-
-    if checkpoint_sha256(folder) != meta.model_sha256:
-        raise InputError(
-            f"{slot.path} was made with another checkpoint than the one now in {folder}.",
-            fix=f"remove it, or run `clefq predict {slot.variant} --eval {meta.eval_set}` again.",
-        )
 
 
 def _predict(
@@ -351,4 +276,4 @@ def expected_questions(found: SetPlan) -> int | None:
     """Questions of the set, from its manifest; None where the set is not here."""
     if found.set_path is None:
         return None
-    return sum(_manifest(found.set_path).questions.values())
+    return sum(manifest_of(found.set_path).questions.values())

@@ -231,7 +231,7 @@ def _bound_set(name: str, run: RunFolder | None) -> BoundSet:
 
 
 def _bound_baseline(name: str, bound: BoundSet, run: RunFolder | None) -> BoundBaseline:
-    from clefq.cli.comparison import is_predictions
+    from clefq.cli.slots import is_predictions
     from clefq.parity.freeze import baseline_of
     from clefq.parity.gate_schema import BoundBaseline
     from clefq.store.predictions import read_meta

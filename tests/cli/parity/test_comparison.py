@@ -156,6 +156,60 @@ def test_sizes_are_those_of_the_weights(bound_run: Path, predictor: Predictor) -
     assert comparison.sizes(found).bytes == {"fp8": 1000}
 
 
+def test_two_folders_of_one_name_are_told_apart(
+    bound_run: Path, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("one", "two"):
+        (tmp_path / place / "model").mkdir(parents=True)
+    one, two = str(tmp_path / "one" / "model"), str(tmp_path / "two" / "model")
+    run = RunFolder(bound_run)
+    with pytest.raises(InputError, match="both called model"):
+        comparison.plan(ask(one, two, sets=("synthetic",)), run)
+    # predictions of one must not be taken for those of the other, whatever their age
+    sums = {"one": "1" * 64, "two": "2" * 64}
+    monkeypatch.setattr(
+        "clefq.clef.checkpoint.checkpoint_sha256", lambda folder: sums[folder.parent.name]
+    )
+    (found,) = comparison.plan(ask("bf16", two, sets=("synthetic",)), run)
+    made = predictions(world, "model", eval_set_sha256=manifest_sha(bound_run))
+    write(found.candidates[0].path, replace(made, meta=replace(made.meta, model_sha256="1" * 64)))
+    with pytest.raises(InputError, match="another checkpoint"):
+        comparison.predict_missing([found], ask(), Console(quiet=True))
+
+
+def manifest_sha(folder: Path) -> str:
+    from clefq.cli.slots import manifest_of
+
+    return manifest_of(folder / "sets" / "synthetic").sha256
+
+
+def test_hub_ids_use_the_predictions_that_are_here_and_download_nothing(
+    bound_run: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(model: str) -> Path:
+        raise AssertionError(f"{model} was resolved")
+
+    monkeypatch.setattr("clefq.engines.models.resolve_model", download)
+    made = predictions(
+        world, "clef", eval_set_sha256=manifest_sha(bound_run), model_id="org/clef",
+        model_revision="abc123",
+    )  # fmt: skip
+    write(bound_run / "predictions" / "synthetic" / "clef.parquet", made)
+    run = RunFolder(bound_run)
+    for name, fault in (
+        ("org/clef", None),
+        ("org/clef@abc123", None),
+        ("org/clef@def", "revision abc123"),
+        ("other/clef", "org/clef, not with other/clef"),
+    ):
+        plans = comparison.plan(ask("bf16", name, sets=("synthetic",)), run)
+        if fault is None:
+            comparison.predict_missing(plans, ask(), Console(quiet=True))
+            continue
+        with pytest.raises(InputError, match=fault):
+            comparison.predict_missing(plans, ask(), Console(quiet=True))
+
+
 def test_predictions_of_a_replaced_checkpoint_are_refused(
     clefq: Clefq,
     bound_run: Path,

@@ -1,0 +1,148 @@
+"""One model on one set: from a name on the command line to a predictions file.
+
+A name is a predictions file, a variant of the run folder, a checkpoint folder or a hub id. Nothing
+is downloaded or predicted here; a file that is there is checked to be the model's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clefq.errors import InputError
+from clefq.store.predictions import PredictionsMeta, read_meta
+from clefq.store.run import RunFolder
+
+if TYPE_CHECKING:
+    from clefq.store.sets import SetManifest
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One model on one set.
+
+    Attributes:
+        variant: Its name in the report.
+        path: Its predictions file, which may not exist yet.
+        model: What to predict with where it is missing; None for a predictions file.
+        folder: The checkpoint's folder where it lies here, or None.
+        in_run: Whether the checkpoint is a variant of the run folder.
+    """
+
+    variant: str
+    path: Path
+    model: str | None
+    folder: Path | None = None
+    in_run: bool = False
+
+
+def manifest_of(set_path: Path) -> SetManifest:
+    """A set's manifest; quick, as its records are not hashed."""
+    from clefq.store.sets import MANIFEST_FILE, read_manifest
+
+    return read_manifest(set_path / MANIFEST_FILE)
+
+
+def is_predictions(name: str) -> bool:
+    """Whether a name means a predictions file."""
+    return name.endswith(".parquet") or Path(name).is_file()
+
+
+def find_slot(name: str, set_name: str, set_path: Path | None, run: RunFolder | None) -> Slot:
+    """What a name means on one set.
+
+    Args:
+        name: Predictions file, variant, checkpoint folder or hub id.
+        set_name: Name of the set in the run folder.
+        set_path: Folder of the set, or None where it is not here.
+        run: The run folder, or None.
+
+    Raises:
+        InputError: It means nothing here, or has no predictions and cannot get any.
+    """
+    if is_predictions(name):
+        return Slot(read_meta(Path(name)).variant, Path(name), None)
+    slot = _model_slot(name, set_name, run)
+    if set_path is None and not slot.path.is_file():
+        raise InputError(
+            f"{name} has no predictions on {set_name}, and the set is not here to make them.",
+            fix="give --eval SET.",
+        )
+    return slot
+
+
+def _model_slot(name: str, set_name: str, run: RunFolder | None) -> Slot:
+    home = run if run is not None else RunFolder(Path.cwd())
+    folder = Path(name).expanduser()
+    if "/" not in name and run is not None:
+        own = run.model(name) if run.model(name).is_dir() else None
+        if own is not None or run.predictions(set_name, name).is_file():
+            return Slot(name, run.predictions(set_name, name), name, own, in_run=True)
+    if folder.is_dir():
+        variant = folder.resolve().name
+        return Slot(variant, home.predictions(set_name, variant), name, folder)
+    if "/" not in name:
+        from clefq.engines.models import find_model
+
+        find_model(name, home)  # says what is wrong, and what there is
+    from clefq.clef.hub import split_model
+
+    variant = split_model(name)[0].rpartition("/")[2]
+    return Slot(variant, home.predictions(set_name, variant), name)
+
+
+def check_file(slot: Slot, set_path: Path | None) -> PredictionsMeta:
+    """The provenance of a file that is there, after checks that it is still the right one.
+
+    Raises:
+        InputError: It was made on another state of the set, or with another model.
+    """
+    meta = read_meta(slot.path)
+    if set_path is not None:
+        current = manifest_of(set_path).sha256
+        if meta.eval_set_sha256 != current:
+            raise InputError(
+                f"{slot.path} was made on another set than {set_path} "
+                f"({meta.eval_set_sha256[:12]}, now {current[:12]}).",
+                fix="predict again on this set (`clefq predict`), or give the right --eval.",
+            )
+    if slot.folder is not None:
+        _check_folder(slot, slot.folder, meta)
+    elif slot.model is not None and "/" in slot.model:
+        _check_hub_id(slot, slot.model, meta)
+    return meta
+
+
+def _check_folder(slot: Slot, folder: Path, meta: PredictionsMeta) -> None:
+    """Compares hashes; a variant's weights only where they are newer than its predictions.
+
+    Hashing takes a minute for a large model, so an untouched run folder is taken at its word.
+    """
+    if meta.model_sha256 is None:
+        return
+    weights = [*folder.glob("*.safetensors"), folder / "config.json"]
+    changed = max((path.stat().st_mtime for path in weights if path.is_file()), default=0.0)
+    if slot.in_run and changed <= slot.path.stat().st_mtime:
+        return
+    from clefq.clef.checkpoint import checkpoint_sha256
+
+    if checkpoint_sha256(folder) != meta.model_sha256:
+        raise _other_model(slot, f"another checkpoint than the one now in {folder}")
+
+
+def _check_hub_id(slot: Slot, model: str, meta: PredictionsMeta) -> None:
+    from clefq.clef.hub import split_model
+
+    hub_id, revision = split_model(model)
+    if meta.model_id != hub_id:
+        raise _other_model(slot, f"{meta.model_id}, not with {hub_id}")
+    if revision is not None and not (meta.model_revision or "").startswith(revision):
+        raise _other_model(slot, f"revision {meta.model_revision}, not with {revision}")
+
+
+def _other_model(slot: Slot, what: str) -> InputError:
+    return InputError(
+        f"{slot.path} was made with {what}.",
+        fix="move it away, or predict this model with another --variant NAME.",
+    )
