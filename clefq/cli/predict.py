@@ -26,7 +26,7 @@ def command(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="Checkpoint folder, variant of the run folder, or hub id (org/name[@revision]).",
+            help="Checkpoint folder, variant of the run folder, or hub id (org/name@revision).",
         ),
     ],
     eval_set: Annotated[
