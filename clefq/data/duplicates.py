@@ -21,6 +21,7 @@ BANDS = 16
 ROWS = PERMUTATIONS // BANDS
 # Records of one bucket that a new one is compared with; beyond it the bucket is a template.
 MAX_COMPARED = 2048
+_CHUNK = 1 << 16
 
 Kind = Literal["exact", "normalised", "near"]
 
@@ -126,56 +127,71 @@ def _near(
     threshold: float,
 ) -> list[Removal]:
     """Greedy by rank: a record goes if a kept one of lower rank is similar enough."""
-    partners = _candidates(prints, gone, threshold)
     found = []
-    for index in sorted(partners, key=lambda i: int(prints.rank[i])):
-        for kept in sorted(partners[index], key=lambda i: int(prints.rank[i])):
-            if gone[kept] or not (prints.within or prints.fixed[kept]):
-                continue
-            value = similarity(index, kept)
-            if value >= threshold:
-                gone[index] = True
-                found.append(Removal(index, kept, "near", value))
-                break
+    for index, kept in _candidates(prints, gone, threshold):
+        if gone[index] or gone[kept] or not (prints.within or prints.fixed[kept]):
+            continue
+        value = similarity(index, kept)
+        if value >= threshold:
+            gone[index] = True
+            found.append(Removal(index, kept, "near", value))
     return found
 
 
 def _candidates(
     prints: Fingerprints, gone: NDArray[np.bool_], threshold: float
-) -> dict[int, set[int]]:
-    """Removable record → records of lower rank that share a band and look similar enough."""
+) -> Iterator[tuple[int, int]]:
+    """(record, another of lower rank) that share a band and look similar enough, by rank."""
     signatures = prints.signatures
     if signatures is None:
-        return {}
+        return
     alive = np.flatnonzero(~gone)
-    # the estimate's standard deviation is below 1/16; three of them let no true pair slip
+    # the estimate's standard deviation is at most 1/16; three of them let no true pair slip
     floor = threshold - 3 / np.sqrt(PERMUTATIONS) / 2
-    partners: dict[int, set[int]] = {}
+    found = [np.zeros((0, 2), dtype=np.int64)]
     for band in range(BANDS):
         keys = _band_keys(signatures, alive, band)
-        for group in _groups(keys[:, None], prints.rank[alive]):
-            members = alive[group]
-            _pair_up(members, signatures, prints.fixed, floor, partners)
-    return partners
+        order = np.lexsort((prints.rank[alive], keys))
+        found.append(_pairs(alive[order], keys[order], prints, floor))
+    pairs = np.unique(np.concatenate(found), axis=0)
+    order = np.lexsort((prints.rank[pairs[:, 1]], prints.rank[pairs[:, 0]]))
+    for index, kept in pairs[order]:
+        yield int(index), int(kept)
 
 
-def _pair_up(
-    members: NDArray[np.int64],
-    signatures: NDArray[np.uint32],
-    fixed: NDArray[np.bool_],
-    floor: float,
-    partners: dict[int, set[int]],
-) -> None:
-    rows = signatures[members]
-    for position in range(1, len(members)):
-        index = int(members[position])
-        if fixed[index]:
-            continue
-        first = max(0, position - MAX_COMPARED)
-        alike = (rows[first:position] == rows[position]).mean(axis=1) >= floor
-        if alike.any():
-            hits = members[first:position][alike]
-            partners.setdefault(index, set()).update(int(hit) for hit in hits)
+def _pairs(
+    members: NDArray[np.int64], keys: NDArray[np.uint64], prints: Fingerprints, floor: float
+) -> NDArray[np.int64]:
+    """Pairs of equal key whose signatures agree in a share of at least `floor`.
+
+    Compares every record with the one before it in its bucket, then with the one before that,
+    and so on, all buckets at once.
+    """
+    found = [np.zeros((0, 2), dtype=np.int64)]
+    position = np.arange(len(members))
+    for distance in range(1, MAX_COMPARED + 1):
+        position = position[position >= distance]
+        position = position[keys[position] == keys[position - distance]]
+        if len(position) == 0:
+            break
+        left = members[position]
+        right = members[position - distance]
+        wanted = ~prints.fixed[left]
+        found.append(_alike(left[wanted], right[wanted], prints, floor))
+    return np.concatenate(found)
+
+
+def _alike(
+    left: NDArray[np.int64], right: NDArray[np.int64], prints: Fingerprints, floor: float
+) -> NDArray[np.int64]:
+    kept = [np.zeros((0, 2), dtype=np.int64)]
+    for start in range(0, len(left), _CHUNK):
+        part = np.stack([left[start : start + _CHUNK], right[start : start + _CHUNK]], axis=1)
+        rows = prints.signatures
+        if rows is not None:
+            share = (rows[part[:, 0]] == rows[part[:, 1]]).mean(axis=1)
+            kept.append(part[share >= floor])
+    return np.concatenate(kept)
 
 
 def _band_keys(
