@@ -79,16 +79,27 @@ def test_cut_states_and_other_limits_put_up_banners(world: World) -> None:
     assert judged(base, predictions(world, "fp8"))["verdict"]["banners"] == []
 
 
-def test_a_full_disk_leaves_the_old_report(
-    folder: Path, report: CandidateReport, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("fault", "seen"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), InputError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+    ],
+)
+def test_a_full_disk_or_an_interrupt_leaves_the_old_report(
+    folder: Path,
+    report: CandidateReport,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: BaseException,
+    seen: type[BaseException],
 ) -> None:
     before = (folder / "summary.json").read_bytes()
 
-    def full(*arguments: object, **options: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def stop(*arguments: object, **options: object) -> None:
+        raise fault
 
-    monkeypatch.setattr(pd.DataFrame, "to_parquet", full)
-    with pytest.raises(InputError, match="no space left"):
+    monkeypatch.setattr(pd.DataFrame, "to_parquet", stop)
+    with pytest.raises(seen):
         write_reports(folder, [report], ReportSpec(PROVENANCE, Sizes()))
     assert (folder / "summary.json").read_bytes() == before
     assert not [path for path in folder.parent.iterdir() if path.name.startswith(".")]
