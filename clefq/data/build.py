@@ -6,6 +6,7 @@ where it was; the set itself appears whole or not at all.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -13,11 +14,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from clefq import __version__
 from clefq.clef.records import Record
 from clefq.console import Console
 from clefq.data.against import Reference, read_reference
 from clefq.data.definition import Definition, SourceUse, source_options
 from clefq.data.loading import Load, find_folder
+from clefq.data.personal import KEY_VARIABLE
 from clefq.data.pool import Pool, PoolWriter, open_pool
 from clefq.data.prints import PoolPrints, learn_schema
 from clefq.data.selection import Limits, Removed, Selected, Selector, TokensOf
@@ -42,7 +45,6 @@ CANARIES = (
     "should never appear in training corpora",
     "do not train on this",
 )
-_WORK_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +188,11 @@ class _Build:
         return _Entry(use, load, pool)
 
     def _key(self, use: SourceUse, load: Load) -> str:
+        hub = load.source.hub
         parts = {
-            "version": _WORK_VERSION,
+            "version": __version__,
+            "hub": None if load.folder is not None or hub is None else hub.revision,
+            "hash_key": sha256_bytes(os.environ.get(KEY_VARIABLE, "").encode()),
             "use": to_plain(use),
             "files": load.hashes(),
             "local": load.folder is not None,

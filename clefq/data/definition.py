@@ -184,6 +184,9 @@ def definition_faults(definition: Definition, role: Role) -> list[str]:
         found.append("decontaminate.ngram must be at least 1")
     if definition.metrics and definition.role == "calibration":
         found.append("metrics belong to eval sets only")
+    unknown = [name for name in definition.metrics if name.split("@")[0] not in metric_names()]
+    if unknown:
+        found.append(f"metrics names {', '.join(unknown)}, which metrics/cards.yaml does not know")
     found += _number_faults("", definition.max_tokens, "max_tokens")
     for index, use in enumerate(definition.sources):
         found += _use_faults(use, f"sources.{index}")
@@ -211,6 +214,12 @@ def _use_faults(use: SourceUse, where: str) -> list[str]:
 
 def _number_faults(where: str, value: int | None, name: str) -> list[str]:
     return [f"{where}{name} must be at least 1"] if value is not None and value < 1 else []
+
+
+def metric_names() -> frozenset[str]:
+    """Names of the metric cards, without their parameters."""
+    text = (data_folder("metrics") / "cards.yaml").read_text(encoding="utf-8")
+    return frozenset(name.split("@")[0] for name in yaml.safe_load(text)["metrics"])
 
 
 def source_options(use: SourceUse) -> Any:

@@ -33,8 +33,7 @@ def test_shipped_definitions_are_sound(role: str, name: str) -> None:
     for use in definition.sources:
         source_options(use)
     if role == "eval":
-        known = {card.name for card in load_cards().values()}
-        assert set(definition.metrics) <= known
+        assert set(definition.metrics) <= {card.name for card in load_cards().values()}
         assert definition.metrics
     else:
         held_out = [
@@ -89,7 +88,7 @@ def test_faults_beyond_types(tmp_path: Path) -> None:
         schema_version: 2
         name: a/b
         role: calibration
-        metrics: [kl]
+        metrics: [kl, speed]
         max_tokens: 0
         decontaminate: {threshold: 1.5, ngram: 0}
         sources:
@@ -108,6 +107,7 @@ def test_faults_beyond_types(tmp_path: Path) -> None:
         "threshold must be above 0",
         "ngram must be at least 1",
         "metrics belong to eval sets only",
+        "metrics names speed, which metrics/cards.yaml does not know",
         "max_tokens must be at least 1",
         "sources.0.source 'nowhere' is unknown; known: access_log",
         "sources.1.split 'dev' is unknown; banking77 has train, test",
