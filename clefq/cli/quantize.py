@@ -60,13 +60,21 @@ def command(
         model=model,
         scheme=scheme,
         recipe=recipe,
-        calibration=calibration,
+        calibration=_set_folder(calibration),
         method=method,
         max_length=max_length,
         fp8_layers=fp8_layers,
     )
     result = quantize(spec, out or _default_out(model, scheme, recipe), console)
     console.result(_json(result), _text(result))
+
+
+def _set_folder(given: Path | None) -> Path | None:
+    """A set folder, or the name of a set of the run folder that is the current folder."""
+    if given is None or given.exists():
+        return given
+    inside = Path("sets") / given
+    return inside if inside.is_dir() else given
 
 
 def _default_out(model: str, scheme: str | None, recipe: Path | None) -> Path:

@@ -58,7 +58,7 @@ def run_job(job: Job) -> None:
     data: dict[str, Any] = {}
     if job.prompts is not None:
         prompts = json.loads(Path(job.prompts).read_text(encoding="utf-8"))
-        data = _calibration(prompts, job.source)
+        data = calibration_arguments(prompts, job.source)
     with shared_scale_tables() if job.shared_scales else nullcontext():
         oneshot(model=model, recipe=job.recipe, **data)
     model.save_pretrained(job.saved, save_compressed=True, max_shard_size=SHARD_SIZE)
@@ -81,7 +81,7 @@ def _load(job: Job) -> Any:
         )
 
 
-def _calibration(prompts: list[dict[str, Any]], source: str) -> dict[str, Any]:
+def calibration_arguments(prompts: list[dict[str, Any]], source: str) -> dict[str, Any]:
     """Oneshot's data arguments: the prompts as they are, one by one, in order."""
     from torch.utils.data import DataLoader
     from transformers import AutoTokenizer

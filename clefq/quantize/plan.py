@@ -75,6 +75,7 @@ def make_plan(folder: Path, recipe: Recipe) -> Plan:
         if getattr(module, "quantization_scheme", None) is not None
     }
     linears = {name for name, module in model.named_modules() if _is_linear(module)}
+    reason = _not_streamable(recipe, modules)
     config = _config(model) if modules else {}  # names the formats that are checked next
     faults = _faults(modules, linears)
     if faults:
@@ -86,8 +87,8 @@ def make_plan(folder: Path, recipe: Recipe) -> Plan:
     return Plan(
         modules=modules,
         quantization_config=config,
-        needs_data=any(_calibrated(scheme) for scheme in modules.values()),
-        data_free_reason=_not_streamable(recipe, modules),
+        needs_data=_needs_data(recipe, modules),
+        data_free_reason=reason,
     )
 
 
@@ -231,6 +232,14 @@ def _config(model: Any) -> dict[str, Any]:
 def _calibrated(scheme: Any) -> bool:
     inputs = scheme.input_activations
     return inputs is not None and inputs.dynamic is not True
+
+
+def _needs_data(recipe: Recipe, modules: dict[str, Any]) -> bool:
+    names = [name for name, _ in modifiers_of(recipe.text, recipe.origin)]
+    return any(name != "QuantizationModifier" for name in names) or any(
+        _calibrated(scheme) or scheme.weights.observer == "imatrix_mse"
+        for scheme in modules.values()
+    )
 
 
 def _not_streamable(recipe: Recipe, modules: dict[str, Any]) -> str | None:

@@ -118,8 +118,11 @@ class Work:
     @property
     def dtype(self) -> str:
         """The model's dtype in safetensors' words."""
-        config, text = self.checkpoint.config, self.checkpoint.text_config
-        return _DTYPES[str(config.get("dtype") or text.get("dtype") or "bfloat16")]
+        for config in (self.checkpoint.config, self.checkpoint.text_config):
+            for key in ("dtype", "torch_dtype"):  # the older name
+                if config.get(key) in _DTYPES:
+                    return _DTYPES[config[key]]
+        return "BF16"
 
 
 def quantize(spec: QuantizeSpec, out: Path, console: Console) -> Result:

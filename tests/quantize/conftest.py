@@ -41,9 +41,14 @@ def calibration_set(base: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def image_set(base: Path) -> Path:
+def image_file(base: Path) -> Path:
+    return build_image(base / "a.png")
+
+
+@pytest.fixture(scope="session")
+def image_set(base: Path, image_file: Path) -> Path:
     """Records of which one has an image."""
-    return build_set(base / "images", image=build_image(base / "a.png"))
+    return build_set(base / "images", image=image_file)
 
 
 @pytest.fixture(scope="session")

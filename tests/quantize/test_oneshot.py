@@ -8,16 +8,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from clefq.clef.checkpoint import checkpoint_sha256, open_checkpoint, scheme_of
+from clefq.console import Console
 from clefq.quantize.audit_scales import read_global_scale
 from clefq.quantize.calibration import load_calibration
 from clefq.quantize.fusion import fused_groups
 from clefq.quantize.manifest import read_manifest
 from clefq.quantize.oneshot import run_oneshot
-from clefq.quantize.oneshot_worker import Job
+from clefq.quantize.oneshot_worker import Job, calibration_arguments
 from clefq.quantize.recipes import bundled_recipe
+from clefq.quantize.run import QuantizeSpec, quantize
 from clefq.quantize.tensors import open_tensors
 from tests.quantize.conftest import Make
 
@@ -101,14 +104,31 @@ def test_mixed_is_made_of_its_parts(made: Make) -> None:
     assert made("mixed").manifest.formats == {"w4a4": 9, "w8a8": 16}
 
 
-def test_images_take_part_in_calibration(made: Make) -> None:
+def test_images_take_part_in_calibration(
+    made: Make, source: Path, image_set: Path, image_file: Path
+) -> None:
+    """The pixels of a record's image reach the model, at the places of its pad tokens."""
+    from transformers import Qwen2VLImageProcessorPil, Qwen3_5ForConditionalGeneration
+
     calibration = made("nvfp4-mlp").manifest.calibration
     assert calibration is not None
     assert (calibration["images"], calibration["records"]) == (1, 4)
-    ours, text_only = (open_tensors(made(s).folder) for s in ("nvfp4-mlp", "nvfp4"))
-    name = "model.language_model.layers.0.mlp.gate_proj"
-    scales = [read_global_scale(r, name, "input_global_scale") for r in (ours, text_only)]
-    assert scales[0] != scales[1]
+    prompts = json.loads(load_calibration(image_set, source, 16384).to_job())
+    arguments = calibration_arguments(prompts, str(source))
+    assert arguments["pipeline"] == "basic"
+    first, second, *_ = list(arguments["dataset"])
+    assert second.keys() == {"input_ids", "attention_mask"}
+    processor = Qwen2VLImageProcessorPil.from_pretrained(str(source))
+    with Image.open(image_file) as image:
+        expected = processor(images=[image], return_tensors="pt")
+    assert first["pixel_values"].equal(expected["pixel_values"])
+    tokens = int(expected["image_grid_thw"].prod()) // 4
+    assert int(first["mm_token_type_ids"].sum()) == tokens
+    model = Qwen3_5ForConditionalGeneration.from_pretrained(source, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        seen = model(**first).logits[:, -1]
+        first["pixel_values"] = -first["pixel_values"]
+        assert not seen.equal(model(**first).logits[:, -1])
 
 
 def test_weights_on_disk_give_the_same_bits(
@@ -133,3 +153,18 @@ def test_weights_on_disk_give_the_same_bits(
     for name, value in load_file(made("nvfp4").folder / "model.safetensors").items():
         if "_scale" in name or "packed" in name:
             assert value.view(-1).view(torch.uint8).equal(ours[name].view(-1).view(torch.uint8))
+
+
+def test_gptq_by_the_user_s_recipe(source: Path, calibration_set: Path, tmp_path: Path) -> None:
+    """Another rounding than to the nearest: scales still shared, and the audit says what it is."""
+    recipe = tmp_path / "gptq.yaml"
+    text = bundled_recipe("nvfp4a16", 4).text
+    recipe.write_text(text.replace("QuantizationModifier:", "GPTQModifier:"))
+    spec = QuantizeSpec(str(source), recipe=recipe, calibration=calibration_set)
+    result = quantize(spec, tmp_path / "out", Console(quiet=True))
+    assert (result.manifest.method, result.manifest.scheme) == ("oneshot", "custom")
+    assert len(result.report.facts["other_rounding"]) == 25
+    refs = open_tensors(result.folder)
+    for group in fused_groups(n.rpartition(".")[0] for n in refs if n.endswith("weight_packed")):
+        scales = {read_global_scale(refs, m, "weight_global_scale") for m in group.members}
+        assert len(scales) == 1
