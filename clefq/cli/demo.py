@@ -1,0 +1,105 @@
+"""`clefq demo`: the whole loop on the bundled miniature, on a CPU, offline."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clefq.cli.options import Json, Quiet
+
+if TYPE_CHECKING:
+    from clefq.console import Console
+    from clefq.store.run import RunFolder
+
+SCHEMES = ("fp8", "nvfp4a16", "nvfp4")
+CALIBRATION, EVAL = "nano-calibration", "nano-eval"
+
+
+def command(
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Run folder to make, or to complete.")
+    ] = Path("clefq-demo"),
+    json_output: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run the whole loop on the bundled miniature: quantize, predict, judge, report.
+
+    Takes a few minutes on two CPU cores and needs no network. Exits with 0 when the loop
+    completed, whatever the verdicts; run it again to complete what was interrupted.
+    """
+    from rich.console import Group
+    from rich.text import Text
+
+    from clefq.cli.comparison import Request, plan, predict_missing, sizes
+    from clefq.cli.parity_table import comparison_json, comparison_text
+    from clefq.console import Console
+    from clefq.parity.run import SetJob, judge_set, load_spec
+    from clefq.store.run import BASELINE, RunFolder
+
+    console = Console(json_output=json_output, quiet=quiet)
+    started = time.monotonic()
+    run = RunFolder(out)
+    _lay_out(run, console)
+    for scheme in SCHEMES:
+        _quantize(run, scheme, console)
+    request = Request(BASELINE, SCHEMES, (EVAL,), "transformers", ())
+    plans = plan(request, run)
+    predict_missing(plans, request, console)
+    (found,) = plans
+    job = SetJob(
+        baseline=found.baseline.path,
+        candidates=tuple(slot.path for slot in found.candidates),
+        out=run.report(EVAL),
+        sizes=sizes(found, run),
+    )
+    results = [(job.out, judge_set(job, load_spec("release"), console))]
+    seconds = time.monotonic() - started
+    closing = Text(
+        f"\nthe whole loop took {seconds:.0f} s. Next: cd {out} && clefq parity --baseline bf16"
+    )
+    console.result(
+        {**comparison_json(results), "seconds": round(seconds, 1)},
+        Group(comparison_text(results), closing),
+    )
+
+
+def _lay_out(run: RunFolder, console: Console) -> None:
+    """Puts the bundled model and sets into the run folder."""
+    from clefq.nano.build import SETS, WEIGHTS
+    from clefq.store.run import BASELINE
+
+    _copy(WEIGHTS, run.model(BASELINE))
+    for name in (CALIBRATION, EVAL):
+        _copy(SETS / name, run.set_folder(name))
+    console.note(f"run folder {run.root}: the miniature Clef, a calibration and an eval set")
+
+
+def _copy(source: Path, target: Path) -> None:
+    from clefq.errors import InputError
+    from clefq.store.atomic import atomic_folder
+
+    if target.is_dir():
+        return
+    if not source.is_dir():
+        raise InputError(f"this installation lacks {source.name}.", fix="reinstall clefq.")
+    with atomic_folder(target) as partial:
+        shutil.copytree(source, partial, dirs_exist_ok=True)
+
+
+def _quantize(run: RunFolder, scheme: str, console: Console) -> None:
+    from clefq.quantize.run import QuantizeSpec, quantize
+
+    target = run.model(scheme)
+    if target.is_dir():
+        console.note(f"{scheme}: made before")
+        return
+    console.note(f"{scheme}: quantizing")
+    calibration = run.set_folder(CALIBRATION) if scheme == "nvfp4" else None
+    spec = QuantizeSpec(
+        model=str(run.model("bf16")), scheme=scheme, recipe=None, calibration=calibration
+    )
+    quantize(spec, target, console)
