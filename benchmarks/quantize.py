@@ -3,7 +3,9 @@
     python benchmarks/quantize.py [--layers 2] [--schemes fp8 nvfp4a16] [--folder DIR]
 
 Every method quantizes the same random layers of clef-flash's dimensions (about 0.44 GB each),
-in a process of its own, one after another; memory is that process's highest resident size.
+in a process of its own, one after another. Time is that of the work, after the libraries are
+imported (which takes each method a few seconds); memory is the process's highest resident size,
+of which the imported libraries are about 0.5 GB.
 Ratios belong to one run on one machine: compare within a table, not between tables.
 """
 
@@ -12,11 +14,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 METHODS = ("clefq quantize", "of it: streaming", "model_free_ptq", "oneshot")
@@ -128,17 +133,26 @@ def measure(method: str, scheme: str, source: Path, size: int) -> Measured:
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
     command = [sys.executable, __file__, "--work", method, scheme, str(source), str(scratch / "o")]
-    started = time.monotonic()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    assert process.stderr is not None
-    errors = process.stderr.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    if status:
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    output, errors = process.communicate()
+    if process.returncode:
         raise SystemExit(f"{method} {scheme} failed:\n{errors.decode()[-3000:]}")
-    seconds = time.monotonic() - started
+    seconds, cpu, memory = json.loads(output.splitlines()[-1])
     shutil.rmtree(scratch)
-    cpu = usage.ru_utime + usage.ru_stime
-    return Measured(method, scheme, seconds, cpu, usage.ru_maxrss * 1024, size)
+    return Measured(method, scheme, seconds, cpu, memory, size)
+
+
+def timed(method: str, scheme: str, source: Path, out: Path) -> None:
+    """Runs one method and prints seconds, CPU seconds and bytes as JSON."""
+    import llmcompressor  # noqa: F401
+    import transformers  # noqa: F401
+    from llmcompressor.entrypoints.oneshot import oneshot  # noqa: F401
+
+    started, cpu = time.monotonic(), time.process_time()
+    work(method, scheme, source, out)
+    seconds, cpu = time.monotonic() - started, time.process_time() - cpu
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print("\n" + json.dumps([seconds, cpu, memory]))
 
 
 def table(rows: list[Measured]) -> str:
@@ -168,12 +182,14 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.work:
         method, scheme, source, out = arguments.work
-        work(method, scheme, Path(source), Path(out))
+        timed(method, scheme, Path(source), Path(out))
         return
     source = arguments.folder / "source"
     shutil.rmtree(arguments.folder, ignore_errors=True)
     source.mkdir(parents=True)
-    size = build(source, arguments.layers)
+    # in a process of its own: a child's peak memory begins with its parent's
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        size = pool.submit(build, source, arguments.layers).result()
     rows = [measure(m, s, source, size) for s in arguments.schemes for m in METHODS]
     print(f"{size / 1e9:.2f} GB of BF16 tensors, {len(os.sched_getaffinity(0))} cores\n")
     print(table(rows))
