@@ -34,6 +34,8 @@ class Measure:
         pessimistic: The numerator at the bad end of the tie bracket, float64 [n], where ties can
             change it.
         limits: The range that values cannot leave.
+        rare: Values are zero but for rare events, so that a sample without one says little: its
+            upper bound is then that of a share without an event, times the largest value.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Measure:
     unit: str
     pessimistic: FloatArray | None = None
     limits: tuple[float, float] = (-np.inf, np.inf)
+    rare: bool = False
 
 
 def measures(

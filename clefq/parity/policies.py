@@ -116,6 +116,7 @@ def _measures(values: QuestionValues, decisions: Decisions, policy: Policy) -> I
         domain,
         "cost per 10,000 decisions",
         limits=(0, PER_DECISIONS * max(policy.cost_act_to_hold, policy.cost_hold_to_act)),
+        rare=True,
     )
 
 

@@ -90,3 +90,17 @@ def test_a_policy_that_matches_nothing_is_empty_not_zero():
     for metric in got.policies["refund"].values():
         assert metric.estimate is None
         assert metric.n_questions == 0
+
+
+def test_no_changed_decision_does_not_prove_that_there_will_be_none():
+    """A bootstrap of zeros would put the cost at [0, 0], whatever the size of the set."""
+    base, cand = pair(BEFORE, BEFORE, GOLD)
+    got = compare(join(base, cand), StatisticsSpec(resamples=200, policies=(Rule(),)))
+    cost = got.policies["refund"]["policy_cost@refund"]
+    changes = got.policies["refund"]["policy_changes@refund"]
+    assert (cost.estimate, cost.lower) == (0.0, 0.0)
+    # the most that a share of changes may be, each at the dearer of the two costs
+    assert cost.upper == pytest.approx(10_000 * 30 * changes.upper)
+    assert changes.upper > 0.1
+    at_gate = got.for_gate("policy_cost@refund", confidence=0.95)
+    assert at_gate is not None and at_gate.upper == cost.upper

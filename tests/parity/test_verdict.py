@@ -132,9 +132,10 @@ def test_next_step_names_the_largest_number_of_further_questions() -> None:
     assert verdict(half).more_questions == 2000
     # one gate that is on the wrong side already: no further questions make it pass
     leaning = replace(result("inconclusive", "low", needed=2500), estimate=0.89)
-    failing = verdict(result("inconclusive", "b", needed=4000), leaning)
+    lower = replace(result("inconclusive", "lower", needed=9000), estimate=0.885)
+    failing = verdict(result("inconclusive", "b", needed=4000), lower, leaning)
     assert failing.more_questions == 1500
-    assert "leans to FAIL (low)" in failing.next_step
+    assert "leans to FAIL (lower, low)" in failing.next_step
     stuck = verdict(
         result("inconclusive", "a", needed=1500), result("inconclusive", "b", needed=None)
     )

@@ -60,6 +60,17 @@ def test_files_variants_and_replicates_mix(run_folder: Path, world: World) -> No
         comparison.plan(ask("bf16", "fp8", replicates=(stray,)), run)
 
 
+def test_a_replicate_is_another_run_of_the_same_model(
+    clefq: Clefq, run_folder: Path, world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = run_folder / "predictions" / "synthetic" / "bf16.parquet"
+    assert clefq("parity", "--baseline", "bf16", "--replicate", own) == 2
+    assert "own file" in capsys.readouterr().err
+    other = run_folder / "predictions" / "synthetic" / "fp8.parquet"
+    assert clefq("parity", "--baseline", "bf16", "--replicate", other) == 2
+    assert "another model" in capsys.readouterr().err
+
+
 def test_unusable_names(run_folder: Path, world: World) -> None:
     run = RunFolder(run_folder)
     bad = write(run_folder / "bad.parquet", predictions(world, "../up"))

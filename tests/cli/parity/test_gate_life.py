@@ -149,6 +149,37 @@ def test_superseding_gates_show_both_verdicts(clefq: Clefq, bound_run: Path) -> 
     assert clefq("gate", "report") == 0
 
 
+def test_freezing_refuses_a_baseline_of_another_set(
+    clefq: Clefq, bound_run: Path, world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = write(bound_run / "other.parquet", predictions(world, "bf16"))
+    code = clefq(
+        "gate", "release", "--freeze", "--set", "synthetic", "--baseline", other, "--out", "x.yaml"
+    )
+    assert code == 2
+    assert "not of synthetic" in capsys.readouterr().err
+    assert not (bound_run / "x.yaml").exists()
+
+
+def test_replaced_policies_keep_their_own_meaning(clefq: Clefq, bound_run: Path) -> None:
+    """Both files call a policy `auto`; each verdict is by its own."""
+    text = (
+        "schema: clefq.gates/1\nname: auto\ndescription: d\npolicies:\n"
+        "  - {name: auto, questions: 'q*', option: 'true', threshold: 0.5,"
+        " cost_act_to_hold: COST, cost_hold_to_act: COST}\n"
+        "gates:\n  - {name: cost, metric: policy_cost@auto, direction: at_most, bound: 1000000,"
+        " min_n: 50}\n"
+    )
+    for name, cost in (("cheap", "1"), ("dear", "1000000")):
+        (bound_run / f"{name}.yaml").write_text(text.replace("COST", cost), "utf-8")
+    assert freeze(clefq, "dear.yaml", "gates/dear.yaml") == 0
+    assert freeze(clefq, "cheap.yaml", "gates/cheap.yaml", "--supersedes", "gates/dear.yaml") == 0
+    clefq("parity", "--baseline", "bf16", "--gates", "gates/cheap.yaml")
+    document = judged(bound_run)
+    (new,), (old,) = document["gates"], document["gate_file"]["superseded"]["gates"]
+    assert 0 < new["upper"] <= 10_000 < old["upper"]
+
+
 def test_predictions_of_an_older_state_of_the_set_are_refused(
     clefq: Clefq, bound_run: Path, world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
