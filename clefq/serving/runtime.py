@@ -95,7 +95,13 @@ class Runtime:
             self._params(use_activation=False, extra_kwargs=schema_layout(prompt.encoded))
             for prompt in prompts
         ]
-        outputs = self._llm.encode(inputs, params, pooling_task=TASK, use_tqdm=False)
+        try:
+            outputs = self._llm.encode(inputs, params, pooling_task=TASK, use_tqdm=False)
+        except Exception as error:  # the engine is gone, whatever it raised
+            raise ClefqError(
+                f"vLLM {self.version} stopped: {_reason(error)}",
+                fix="see its messages above; less memory: lower --batch-tokens or --max-length.",
+            ) from error
         return [
             Scored(
                 flat=output.outputs.data.float().cpu().numpy().reshape(-1),
@@ -124,15 +130,18 @@ class Runtime:
 
 
 def _load_error(folder: Path, version: str, error: Exception) -> ClefqError:
+    return CheckpointError(
+        f"vLLM {version} could not load {folder}: {_reason(error)}",
+        fix=version_warning(version)
+        or "see vLLM's messages above; `clefq doctor` shows what this machine can run.",
+    )
+
+
+def _reason(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     # pydantic heads its list of faults with a count; the fault itself says "Value error"
     faults = [line for line in lines if "error" in line.lower() and "validation error" not in line]
-    reason = next(iter(faults or lines), repr(error))
-    warning = version_warning(version)
-    return CheckpointError(
-        f"vLLM {version} could not load {folder}: {reason[:300]}",
-        fix=warning or "see vLLM's messages above; `clefq doctor` shows what this machine can run.",
-    )
+    return next(iter(faults or lines), repr(error))[:300]
 
 
 def _engine_input(prompt: Prompt) -> dict[str, Any]:

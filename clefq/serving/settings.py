@@ -107,6 +107,8 @@ def engine_arguments(folder: Path, settings: ServeSettings, *, cpu: bool) -> dic
         # the head reads every token of a prompt, so a cached prefix would be recomputed anyway
         "enable_prefix_caching": False,
         "tensor_parallel_size": settings.tensor_parallel,
+        # vLLM knows the right default for its own architecture names only
+        "mamba_ssm_cache_dtype": "float32",
         "enforce_eager": settings.eager or cpu,
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
@@ -118,8 +120,6 @@ def engine_arguments(folder: Path, settings: ServeSettings, *, cpu: bool) -> dic
         arguments["skip_mm_profiling"] = True
         return arguments
     arguments["gpu_memory_utilization"] = settings.gpu_memory
-    # vLLM knows the right default for its own architecture names only
-    arguments["mamba_ssm_cache_dtype"] = "float32"
     if settings.gdn_backend != "auto":
         arguments["gdn_prefill_backend"] = settings.gdn_backend
     if not settings.eager and settings.max_cudagraph_tokens:

@@ -41,6 +41,7 @@ def test_parity_predicts_and_judges_with_vllm(run: RunFolder) -> None:
     done = clefq("parity", "--run", str(run.root), "--baseline", "bf16", "--engine", "vllm")
     # twelve records decide nothing: the verdict may be anything but a usage error
     assert done.returncode in (0, 1, 3, 4), done.stderr
+    assert "Traceback" not in done.stderr
     expected = {
         "bf16": ("bf16", "real"),
         "fp8": ("w8a8", "real"),

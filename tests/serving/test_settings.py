@@ -64,7 +64,7 @@ def test_settings_reach_vllm(folder: Path) -> None:
 def test_a_cpu_runs_eagerly_and_without_gpu_options(folder: Path) -> None:
     arguments = engine_arguments(folder, ServeSettings(gdn_backend="triton"), cpu=True)
     assert arguments["enforce_eager"] is True
-    for name in ("gpu_memory_utilization", "gdn_prefill_backend", "mamba_ssm_cache_dtype"):
+    for name in ("gpu_memory_utilization", "gdn_prefill_backend"):
         assert name not in arguments
     assert cpu_environment(ServeSettings(cpu_cache_gib=3))["VLLM_CPU_KVCACHE_SPACE"] == "3"
     threads = cpu_environment(ServeSettings(cpu_threads=1))
