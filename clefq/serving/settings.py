@@ -140,7 +140,12 @@ def graph_sizes(most: int) -> list[int]:
 
 def cpu_environment(settings: ServeSettings) -> dict[str, str]:
     """Environment variables of vLLM's CPU build; harmless on a GPU."""
-    variables = {"VLLM_CPU_KVCACHE_SPACE": str(settings.cpu_cache_gib)}
+    variables = {
+        "VLLM_CPU_KVCACHE_SPACE": str(settings.cpu_cache_gib),
+        # threads that spin while they wait bring a busy machine to a standstill
+        "OMP_WAIT_POLICY": "passive",
+        "KMP_BLOCKTIME": "0",
+    }
     if settings.cpu_threads is not None:
         cores = sorted(os.sched_getaffinity(0))[: settings.cpu_threads]
         variables["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+# threads that spin while they wait bring a busy machine to a standstill; read when torch loads
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("KMP_BLOCKTIME", "0")
 
 from clefq.clef.records import Record, parse_record
 
