@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import torch
 
 WEIGHTS = Path(__file__).parent / "weights"
+SETS = Path(__file__).parent / "sets"
 HEAD = {
     "hidden_size": 256,
     "width": 128,
