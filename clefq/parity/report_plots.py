@@ -168,7 +168,7 @@ def distances(values: FloatArray, floor: FloatArray | None, name: str) -> Plot |
     body = [canvas.line(_survival(values, top), "curve main")]
     if floor is not None and floor.size:
         body.append(canvas.line(_survival(floor, top), "curve ref"))
-    quantiles = np.percentile(values, (50, 90, 99), method="higher")
+    quantiles = np.percentile(values, (50, 90, 99), method="inverted_cdf")
     for level, value in zip((50, 90, 99), quantiles, strict=True):
         if SMALLEST_DISTANCE < value < np.inf:
             point = (float(value), 1 - level / 100)
