@@ -134,6 +134,7 @@ def test_bf16_stays_near_the_release(release: Path, records: list[Record]) -> No
 
 
 def test_batching_changes_nothing_but_rounding(release: Path, records: list[Record]) -> None:
+    records = records[:12]
     alone = run(TransformersEngine(release, EngineSpec(dtype="float64", batch_tokens=1)), records)
     exact = TransformersEngine(release, EngineSpec(dtype="float64", batch_tokens=8192))
     together = run(exact, records)
