@@ -95,7 +95,8 @@ def generate(task: str, split: str, count: int, seed: int) -> Iterator[Record]:
 
 def record_of(key: RecordKey, level: float = 1.0) -> Record:
     """One record; every question has its gold."""
-    draft = TASKS[key.task](key.draw(level))
+    draw = key.draw(level)
+    draft = TASKS[key.task](draw)
     name = key.record_id
     return Record(
         id=name,
