@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 Folder = Annotated[Path, typer.Argument(metavar="CKPT", help="Quantized checkpoint folder.")]
 Source = Annotated[
-    Path | None,
-    typer.Option("--source", metavar="BF16", help="The BF16 checkpoint it was made from."),
+    str | None,
+    typer.Option(
+        "--source", metavar="BF16", help="The BF16 checkpoint it was made from: folder or hub id."
+    ),
 ]
 
 
@@ -27,9 +29,11 @@ def command(
     """Check shared scales, coverage, untouched tensors and hashes; exit 1 on a breach."""
     from clefq.console import Console
     from clefq.quantize.audit import audit_checkpoint
+    from clefq.quantize.source import find_source
 
     console = Console(json_output=json_output, quiet=quiet)
-    report = audit_checkpoint(checkpoint, source)
+    original = None if source is None else find_source(source).folder
+    report = audit_checkpoint(checkpoint, original)
     console.result(report.to_json(), render(report))
     if not report.passed:
         raise typer.Exit(1)

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 Folder = Annotated[Path, typer.Argument(metavar="CKPT", help="Quantized checkpoint folder.")]
 Source = Annotated[
-    Path | None,
-    typer.Option("--source", metavar="BF16", help="The BF16 checkpoint it was made from."),
+    str | None,
+    typer.Option(
+        "--source", metavar="BF16", help="The BF16 checkpoint it was made from: folder or hub id."
+    ),
 ]
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the mended copy.")]
 
@@ -32,9 +34,11 @@ def command(
     """Write a copy whose fused projections share their scales; its audit must be clean."""
     from clefq.console import Console
     from clefq.quantize.repair import repair_checkpoint
+    from clefq.quantize.source import find_source
 
     console = Console(json_output=json_output, quiet=quiet)
-    report = repair_checkpoint(checkpoint, source, out, console)
+    original = None if source is None else find_source(source).folder
+    report = repair_checkpoint(checkpoint, original, out, console)
     console.result(report.to_json(), render(report))
 
 

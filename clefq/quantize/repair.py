@@ -10,6 +10,7 @@ weights are plain round-to-nearest, which is checked first.
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -83,6 +84,7 @@ def repair_checkpoint(
     Raises:
         RepairError: The checkpoint has a breach that cannot be mended honestly.
     """
+    started = time.monotonic()
     found = audit_checkpoint(folder, source)
     report = RepairReport(None, "stored weights" if source is None else "source")
     if found.passed:
@@ -98,7 +100,7 @@ def repair_checkpoint(
         if not audit.passed:
             first = audit.breaches[0]
             raise AuditError(f"the repair failed: {first.check}: {first.subject} {first.message}.")
-        _manifest(task, audit, target)
+        _manifest(task, audit, target, started)
     report.folder, report.audit = out, audit
     return report
 
@@ -330,7 +332,7 @@ def _copy(
             shutil.copyfile(path, out / relative)
 
 
-def _manifest(task: _Task, audit: AuditReport, out: Path) -> None:
+def _manifest(task: _Task, audit: AuditReport, out: Path, started: float) -> None:
     """A manifest of the mended folder; what the old one said of its making is kept."""
     folder = task.audited.folder
     old = read_manifest(folder) if (folder / MANIFEST).is_file() else None
@@ -360,7 +362,7 @@ def _manifest(task: _Task, audit: AuditReport, out: Path) -> None:
             },
             files=files,
             sha256=finish.identity(files),
-            seconds=0.0,
+            seconds=round(time.monotonic() - started, 3),
             peak_memory_bytes=finish.peak_memory(),
         ),
     )

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from hypothesis import settings
@@ -10,8 +12,8 @@ from hypothesis import settings
 from clefq.console import Console
 from clefq.quantize.calibration import load_calibration
 from clefq.quantize.finish import copy_side_files
-from clefq.quantize.oneshot import run_oneshot
-from clefq.quantize.oneshot_worker import Job
+from clefq.quantize.oneshot_worker import Job, run_job
+from clefq.quantize.quiet import quiet_libraries
 from clefq.quantize.recipes import bundled_recipe
 from clefq.quantize.run import QuantizeSpec, Result, quantize
 from tests.quantize.models import build_image, build_release, build_set
@@ -22,6 +24,17 @@ settings.register_profile("quantize", deadline=None)
 settings.load_profile("quantize")
 
 Make = Callable[[str, str], Result]
+
+
+def run_here(job: Job, log: Path, progress: Callable[[int, int], None]) -> None:
+    """`run_oneshot` without a process of its own: a new process imports for seconds."""
+    with quiet_libraries():
+        run_job(job)
+    log.touch()
+
+
+def in_this_process() -> AbstractContextManager[object]:
+    return patch("clefq.quantize.run.run_oneshot", run_here)
 
 
 @pytest.fixture(scope="session")
@@ -79,6 +92,6 @@ def unshared(base: Path, source: Path, calibration_set: Path) -> Path:
     recipe.write_text(bundled_recipe("nvfp4", 4).text)
     folder = base / "unshared"
     job = Job(str(source), str(recipe), str(folder), str(prompts), shared_scales=False)
-    run_oneshot(job, base / "unshared.log", lambda step, steps: None)
+    run_here(job, base / "unshared.log", lambda step, steps: None)
     copy_side_files(source, folder)
     return folder

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from clefq.cli import audit, repair
+from clefq.cli import audit, main, repair
 from clefq.cli import quantize as quantize_command
 from clefq.console import Console
+from clefq.errors import InputError
 from clefq.quantize.audit import audit_checkpoint
 from clefq.quantize.repair import repair_checkpoint
 from tests.quantize.conftest import Make
@@ -74,10 +75,14 @@ def test_quantize_prints_what_was_made(made: Make, capsys: pytest.CaptureFixture
     assert json.dumps(quantize_command._json(made("mixed")))
 
 
-def test_errors_are_one_line_and_a_fix(source: Path, tmp_path: Path) -> None:
-    done = run("quantize", source, "--scheme", "nvfp4", "--out", tmp_path / "out", "--quiet")
-    assert done.returncode == 2
-    assert done.stderr.splitlines() == [
+def test_errors_are_one_line_and_a_fix(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(InputError) as caught:
+        quantize_command.command(str(source), "nvfp4", out=tmp_path / "out", quiet=True)
+    assert caught.value.exit_code == 2
+    main._print_error(caught.value)
+    assert capsys.readouterr().err.splitlines() == [
         "clefq: this scheme calibrates activations and needs a calibration set.",
         "  fix: build one with `clefq build calibration NAME`, then add --calibration SET.",
     ]

@@ -17,12 +17,11 @@ from clefq.quantize.audit_scales import read_global_scale
 from clefq.quantize.calibration import load_calibration
 from clefq.quantize.fusion import fused_groups
 from clefq.quantize.manifest import read_manifest
-from clefq.quantize.oneshot import run_oneshot
 from clefq.quantize.oneshot_worker import Job, calibration_arguments
 from clefq.quantize.recipes import bundled_recipe
 from clefq.quantize.run import QuantizeSpec, quantize
 from clefq.quantize.tensors import open_tensors
-from tests.quantize.conftest import Make
+from tests.quantize.conftest import Make, run_here
 
 COUNTS = {"fp8": 25, "nvfp4a16": 25, "nvfp4": 25, "nvfp4-mlp": 12, "mixed": 25}
 SCHEMES = tuple(COUNTS)
@@ -147,7 +146,7 @@ def test_weights_on_disk_give_the_same_bits(
         offload=str(base / "offload"),
         memory=1_000_000,
     )
-    run_oneshot(job, base / "offload.log", lambda step, steps: None)
+    run_here(job, base / "offload.log", lambda step, steps: None)
     assert any((base / "offload").iterdir())
     ours = load_file(base / "offloaded" / "model.safetensors")
     for name, value in load_file(made("nvfp4").folder / "model.safetensors").items():
