@@ -47,7 +47,7 @@ def needs_of_oneshot(source: int, output: int, largest: int, available: int) -> 
     Args:
         source: Bytes of the BF16 tensors.
         output: Bytes of the output's tensors.
-        largest: Bytes of the largest decoder layer.
+        largest: Bytes of the largest decoder layer or embedding.
         available: Bytes of memory that are free.
     """
     twice = int(2 * output * _SLACK)
