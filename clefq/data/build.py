@@ -244,14 +244,14 @@ class _Build:
     def _select(self, entries: Sequence[_Entry], references: Sequence[Reference]) -> None:
         settings = self.definition.decontaminate
         pools = [*(e.pool for e in entries), *(r.pool for r in references)]
-        shared = learn_schema(pools)
         ngram = settings.ngram if settings.near else None
+        schema = learn_schema(pools, ngram)
         prints = []
         with self.console.progress("comparing", sum(len(pool) for pool in pools)) as advance:
             for pool in pools:
-                prints.append(PoolPrints(pool, shared, ngram, advance))
+                prints.append(PoolPrints(pool, schema, ngram, advance))
         known = list(zip((r.name for r in references), prints[len(entries) :], strict=True))
-        selector = Selector(self.definition.name, settings, known)
+        selector = Selector(self.definition.name, settings, schema, known)
         for entry, printed in zip(entries, prints[: len(entries)], strict=True):
             wanted = min(entry.use.count or len(entry.pool), len(entry.pool))
             with self.console.progress(f"selecting {entry.use.source}", wanted) as advance:

@@ -22,6 +22,10 @@ from clefq.clef.records import Question, Record
 # The schema is learned from this many records of a source: shared texts recur at once.
 SCHEMA_SAMPLE = 20_000
 PERMUTATIONS = 64
+# Records and shingles from which common shingles are learned.
+COMMON_SAMPLE = 2_000
+COMMON_SHINGLES = 5_000_000
+NOTHING: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
 _CHUNK = 8192
 _SHORT = 256
 _MASK = (1 << 64) - 1
@@ -79,6 +83,51 @@ class Fingerprint:
     signature: NDArray[np.uint32] | None
 
 
+class CommonShingles:
+    """Learns which shingles many records hold: keys of JSON states, greetings, templates.
+
+    They are not compared: two bookings that differ in every value would otherwise be near
+    duplicates because their fields have the same names. A shingle is common when at least a
+    tenth of the looked-at records hold it, and at least ten of them.
+
+    Args:
+        ngram: Characters in a shingle.
+    """
+
+    def __init__(self, ngram: int) -> None:
+        self._ngram = ngram
+        self._parts: list[NDArray[np.uint64]] = []
+        self._size = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether enough was looked at; memory stays below 100 MB."""
+        return len(self._parts) >= COMMON_SAMPLE or self._size >= COMMON_SHINGLES
+
+    def learn(self, texts: tuple[str, ...]) -> None:
+        """Notes the shingles of a record's own texts."""
+        part = shingles([normalise(text) for text in texts], self._ngram)
+        self._parts.append(part)
+        self._size += len(part)
+
+    def found(self) -> NDArray[np.uint64]:
+        """The common shingles, sorted."""
+        if not self._parts:
+            return NOTHING
+        hashes, counts = np.unique(np.concatenate(self._parts), return_counts=True)
+        common: NDArray[np.uint64] = hashes[counts >= max(10, len(self._parts) / 10)]
+        return common
+
+
+def without(hashes: NDArray[np.uint64], common: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The distinct hashes that are not common; `common` is sorted."""
+    if len(common) == 0:
+        return hashes
+    place = np.minimum(np.searchsorted(common, hashes), len(common) - 1)
+    rare: NDArray[np.uint64] = hashes[common[place] != hashes]
+    return rare
+
+
 def own_texts(record: Record, shared: set[bytes]) -> tuple[str, ...]:
     """State first, then the instructions and options that are not schema.
 
@@ -95,7 +144,10 @@ def own_texts(record: Record, shared: set[bytes]) -> tuple[str, ...]:
 
 
 def fingerprint(
-    texts: tuple[str, ...], media: Iterable[str] = (), ngram: int | None = 5
+    texts: tuple[str, ...],
+    media: Iterable[str] = (),
+    ngram: int | None = 5,
+    common: NDArray[np.uint64] = NOTHING,
 ) -> Fingerprint:
     """Fingerprint of a record's own texts.
 
@@ -103,14 +155,20 @@ def fingerprint(
         texts: From `own_texts`.
         media: SHA-256 of every image and video; records with other media are never duplicates.
         ngram: Characters in a shingle; None leaves out the signature.
+        common: Shingles that the signature leaves out (`CommonShingles`).
     """
     tail = "\0".join(media)
     plain = (normalise(texts[0]), *sorted(normalise(text) for text in texts[1:]))
+    exact = _digest("\0".join((*texts, "", tail)))
     signature = None
     if ngram is not None:
-        signature = minhash(shingles(plain, ngram), _seed_of(tail))
+        own = without(shingles(plain, ngram), common)
+        if len(own) == 0:
+            # nothing but what many records hold: like no other, exact duplicates aside
+            own = np.frombuffer(exact[:8], dtype=np.uint64)
+        signature = minhash(own, _seed_of(tail))
     return Fingerprint(
-        exact=_digest("\0".join((*texts, "", tail))),
+        exact=exact,
         normalised=_digest("\0".join((*plain, "", tail))),
         signature=signature,
     )

@@ -19,8 +19,8 @@ from clefq.data.content import PERMUTATIONS, mix
 
 BANDS = 16
 ROWS = PERMUTATIONS // BANDS
-# Records of one bucket that a new one is compared with; beyond it the bucket is a template.
-MAX_COMPARED = 2048
+# Records of one bucket that a new one is compared with, the nearest in rank.
+MAX_COMPARED = 256
 _CHUNK = 1 << 16
 
 Kind = Literal["exact", "normalised", "near"]

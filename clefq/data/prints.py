@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,17 @@ from numpy.typing import NDArray
 
 from clefq.clef.records import Record
 from clefq.data.content import (
+    COMMON_SAMPLE,
+    NOTHING,
     PERMUTATIONS,
+    CommonShingles,
     SchemaTexts,
     fingerprint,
     jaccard,
     normalise,
     own_texts,
     shingles,
+    without,
 )
 from clefq.data.pool import Pool
 from clefq.store.atomic import compact_json, sha256_file
@@ -41,7 +46,7 @@ class PoolPrints:
     def __init__(
         self,
         pool: Pool,
-        shared: set[bytes],
+        schema: Schema,
         ngram: int | None,
         advance: Callable[[int], None] = lambda _: None,
     ) -> None:
@@ -60,8 +65,9 @@ class PoolPrints:
         offsets = array("q", [0])
         with pool.reader() as reader, self.own_path.open("wb") as file:
             for index, (record, media) in enumerate(reader.all()):
-                texts = own_texts(record, shared)
-                marks = fingerprint(texts, media_hashes(record, media), ngram)
+                texts = own_texts(record, schema.texts)
+                hashes = media_hashes(record, media)
+                marks = fingerprint(texts, hashes, ngram, schema.shingles)
                 self.exact[index] = np.frombuffer(marks.exact, dtype=np.uint64)
                 self.normalised[index] = np.frombuffer(marks.normalised, dtype=np.uint64)
                 if self.signatures is not None and marks.signature is not None:
@@ -77,8 +83,21 @@ class PoolPrints:
         return self.pool.folder / _OWN
 
 
-def learn_schema(pools: Iterable[Pool]) -> set[bytes]:
-    """Texts that are schema in any of the pools."""
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """What many records share, so that it is not compared.
+
+    Attributes:
+        texts: Digests of instructions and options that come with different contexts.
+        shingles: Hashes of shingles that many records hold, sorted.
+    """
+
+    texts: set[bytes]
+    shingles: NDArray[np.uint64]
+
+
+def learn_schema(pools: Sequence[Pool], ngram: int | None) -> Schema:
+    """What is shared in any of the pools; looks at the first records of each."""
     shared: set[bytes] = set()
     for pool in pools:
         texts = SchemaTexts()
@@ -86,7 +105,23 @@ def learn_schema(pools: Iterable[Pool]) -> set[bytes]:
             for index in range(min(len(pool), texts.limit)):
                 texts.learn(reader.get(index)[0])
         shared |= texts.shared
-    return shared
+    common = NOTHING
+    if ngram is not None:
+        for pool in pools:
+            common = np.union1d(common, _common_shingles(pool, shared, ngram))
+    return Schema(shared, common)
+
+
+def _common_shingles(pool: Pool, shared: set[bytes], ngram: int) -> NDArray[np.uint64]:
+    """Common shingles of a pool, from records spread over all of it."""
+    common = CommonShingles(ngram)
+    step = max(1, len(pool) // COMMON_SAMPLE)
+    with pool.reader() as reader:
+        for index in range(0, len(pool), step):
+            if common.full:
+                break
+            common.learn(own_texts(reader.get(index)[0], shared))
+    return common.found()
 
 
 def media_hashes(record: Record, media: dict[str, Path]) -> tuple[str, ...]:
@@ -108,14 +143,22 @@ class Similarity:
         prints: One per pool.
         places: int64[n, 2]: number of the pool, position in it.
         ngram: Characters in a shingle.
+        common: Shingles that many records hold, sorted.
     """
 
-    def __init__(self, prints: Sequence[PoolPrints], places: NDArray[np.int64], ngram: int) -> None:
+    def __init__(
+        self,
+        prints: Sequence[PoolPrints],
+        places: NDArray[np.int64],
+        ngram: int,
+        common: NDArray[np.uint64] = NOTHING,
+    ) -> None:
         self._stack = ExitStack()
         self._files = [self._stack.enter_context(p.own_path.open("rb")) for p in prints]
         self._offsets = [p.offsets for p in prints]
         self._places = places
         self._ngram = ngram
+        self._common = common
         self._last: tuple[int, Parts] | None = None
 
     def __enter__(self) -> Similarity:
@@ -129,10 +172,16 @@ class Similarity:
         if self._last is None or self._last[0] != left:
             self._last = (left, self._parts(left))
         (state, own), (other_state, other_own) = self._last[1], self._parts(right)
-        value = jaccard(state, other_state)
+        value = self._compare(state, other_state)
         if own is None or other_own is None:
             return value
-        return min(value, jaccard(own, other_own))
+        return min(value, self._compare(own, other_own))
+
+    def _compare(self, left: NDArray[np.uint64], right: NDArray[np.uint64]) -> float:
+        if np.array_equal(left, right):
+            return 1.0
+        left, right = without(left, self._common), without(right, self._common)
+        return jaccard(left, right) if len(left) and len(right) else 0.0
 
     def _parts(self, index: int) -> Parts:
         pool, position = (int(number) for number in self._places[index])

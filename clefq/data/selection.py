@@ -14,7 +14,7 @@ from clefq.clef.records import Record
 from clefq.data.definition import Decontaminate, SourceUse
 from clefq.data.duplicates import Fingerprints, find_duplicates
 from clefq.data.pool import PoolReader
-from clefq.data.prints import PoolPrints, Similarity
+from clefq.data.prints import PoolPrints, Schema, Similarity
 from clefq.data.sampling import Indices, stratified_order
 
 TokensOf = Callable[[Record, dict[str, Path]], int]
@@ -87,6 +87,7 @@ class Selector:
     Args:
         name: Name of the set.
         settings: What is compared.
+        schema: What many records share.
         references: Name and prints of what the set is held against.
     """
 
@@ -94,10 +95,12 @@ class Selector:
         self,
         name: str,
         settings: Decontaminate,
+        schema: Schema,
         references: Sequence[tuple[str, PoolPrints]],
     ) -> None:
         self._name = name
         self._settings = settings
+        self._common = schema.shingles
         self._fixed = [(where, p, np.arange(len(p.pool))) for where, p in references]
         self._scopes = ["against"] * len(self._fixed)
         self._ids: set[str] = set()
@@ -163,7 +166,7 @@ class Selector:
         joined, places = self._join(prints, order)
         everything = [p for _, p, _ in self._fixed] + [prints]
         gone = np.zeros(len(prints.pool), dtype=np.bool_)
-        with Similarity(everything, places, self._settings.ngram) as similar:
+        with Similarity(everything, places, self._settings.ngram, self._common) as similar:
             removals = find_duplicates(joined, similar, self._settings.threshold)
         with ExitStack() as stack:
             readers = [stack.enter_context(p.pool.reader()) for p in everything]

@@ -26,6 +26,9 @@ BANKING: dict[str, Any] = {"source": "banking77", "split": "test", "options": {"
 TRAIN: dict[str, Any] = {"source": "banking77", "split": "train", "options": {"schema": "ten"}}
 
 
+PRIMES = (104729, 15485863, 32452843, 49979687, 67867967, 86028121)
+
+
 def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
@@ -200,6 +203,22 @@ def test_switches_of_decontamination(build: Build) -> None:
     winogrande = {"source": "winogrande", "split": "dev"}
     assert len(build({"sources": [winogrande]}).removed) > 0
     assert build({"sources": [winogrande], "decontaminate": {"near": False}}).removed == []
+
+
+def test_templates_are_no_duplicates(build: Build, tmp_path: Path) -> None:
+    """Bookings whose fields have the same names stay, a copy with one changed digit goes."""
+    rows = [
+        {"booking": {"amount": i * 7919, "country": f"C{i % 5}", "customer_since": 1990 + i % 30,
+                     "purpose": " ".join(str(i * p % 99991) for p in PRIMES)}}
+        for i in range(1, 60)
+    ]  # fmt: skip
+    copy = json.loads(json.dumps(rows[0]))
+    copy["booking"]["customer_since"] += 1
+    text = "".join(json.dumps(row) + "\n" for row in [*rows, copy])
+    (tmp_path / "bookings.jsonl").write_text(text)
+    options = {"file": "bookings.jsonl", "state": "booking", "questions": {"ok": {"type": "noul"}}}
+    built = build({"sources": [{"source": "user", "options": options}]}, data_dir=None)
+    assert [{row.id, row.of} for row in built.removed] == [{"row-000001", "row-000060"}]
 
 
 def test_duplicates_inside_mmlu(build: Build) -> None:

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from clefq.clef.records import Question, Record
 from clefq.data.content import (
+    NOTHING,
     PERMUTATIONS,
+    CommonShingles,
     SchemaTexts,
     fingerprint,
     jaccard,
@@ -19,6 +21,7 @@ from clefq.data.content import (
     normalise,
     own_texts,
     shingles,
+    without,
 )
 from clefq.data.duplicates import Fingerprints, find_duplicates
 
@@ -168,6 +171,50 @@ def test_minhash_is_independent_of_chunks() -> None:
 )
 def test_normalise(text: str, expected: str) -> None:
     assert normalise(text) == expected
+
+
+def test_common_shingles_are_learned() -> None:
+    common = CommonShingles(5)
+    for number in range(40):
+        common.learn((f"amount: {number * 7919}; country of the order", "seldom" * (number < 5)))
+    found = set(common.found().tolist())
+    assert set(shingles([normalise("country of the order")], 5).tolist()) <= found
+    assert not set(shingles(["seldom"], 5).tolist()) & found
+    assert common.found().tolist() == sorted(found)
+    assert len(CommonShingles(5).found()) == 0
+
+
+def test_records_of_one_template_are_no_duplicates() -> None:
+    texts = [f"amount {n * 7919} country of the order is {n % 7} customer since {n * 31}"
+             for n in range(1, 60)]  # fmt: skip
+    common = CommonShingles(5)
+    for text in texts:
+        common.learn((text,))
+    plain, rare = (
+        [fingerprint((text,), (), 5, shared).signature for text in texts]
+        for shared in (NOTHING, common.found())
+    )
+
+    def alike(signatures: list[np.ndarray | None]) -> float:
+        pairs = itertools.combinations(signatures, 2)
+        return float(np.mean([(a == b).mean() for a, b in pairs]))  # type: ignore[union-attr]
+
+    assert alike(plain) > 0.4
+    assert alike(rare) < 0.1
+
+
+@given(st.sets(st.integers(0, 50)), st.sets(st.integers(0, 50)))
+def test_without(left: set[int], common: set[int]) -> None:
+    arrays = [np.array(sorted(values), dtype=np.uint64) for values in (left, common)]
+    assert set(without(*arrays).tolist()) == left - common
+
+
+def test_nothing_own_is_like_nothing() -> None:
+    """A record of common shingles alone is only like its exact duplicate."""
+    common = shingles([normalise("hello there")], 5)
+    marks = [fingerprint((text,), (), 5, common) for text in ("Hello there", "hello, there!")]
+    assert (marks[0].signature == marks[1].signature).mean() < 0.2  # type: ignore[union-attr]
+    assert marks[0].normalised == marks[1].normalised
 
 
 def test_shared_schema_is_not_compared() -> None:
