@@ -15,6 +15,8 @@ import typer
 from clefq import __version__
 from clefq.errors import ClefqError
 
+INTERRUPTED = 130  # 128 + SIGINT, as shells expect it
+
 app = typer.Typer(
     name="clefq",
     no_args_is_help=True,
@@ -35,6 +37,7 @@ COMMANDS: dict[str, str] = {
     "plan": "plan",
     "audit": "audit",
     "repair": "repair",
+    "demo": "demo",
 }
 
 
@@ -70,9 +73,12 @@ def run() -> None:
     except ClefqError as error:
         _print_error(error)
         sys.exit(int(error.exit_code))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as stop:
+        # typer turns Ctrl-C into exit code 130 by itself, and says nothing about what is left
+        if isinstance(stop, SystemExit) and stop.code != INTERRUPTED:
+            raise
         typer.echo("clefq: interrupted; nothing half-written, run it again to resume.", err=True)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except BrokenPipeError:
         sys.exit(141)
 
