@@ -1,0 +1,29 @@
+"""Every bundled recipe on the bundled miniature, with a clean audit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import clefq.nano
+from clefq.console import Console
+from clefq.quantize.audit import audit_checkpoint
+from clefq.quantize.recipes import SCHEMES
+from clefq.quantize.run import QuantizeSpec, quantize
+from tests.quantize.conftest import in_this_process
+
+NANO = Path(clefq.nano.__file__).parent / "weights"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_recipe_runs_on_nano(scheme: str, calibration_set: Path, tmp_path: Path) -> None:
+    spec = QuantizeSpec(str(NANO), scheme, calibration=calibration_set)
+    with in_this_process():
+        result = quantize(spec, tmp_path / "out", Console(quiet=True))
+    report = audit_checkpoint(result.folder, NANO)
+    assert report.passed
+    assert report.notes == []
+    assert sum(result.manifest.formats.values()) == (24 if scheme == "nvfp4-mlp" else 50)
+    assert result.manifest.method == ("stream" if scheme in ("fp8", "nvfp4a16") else "oneshot")
