@@ -7,6 +7,8 @@ SERVE_VENV := .venv-serve
 STAMP := $(VENV)/.installed
 SERVE_STAMP := $(SERVE_VENV)/.installed
 
+PYTEST_ARGS ?=
+
 .PHONY: setup setup-serve fix check test test-serve demo gate bench wheel clean
 
 setup: $(STAMP)
@@ -30,6 +32,24 @@ check: setup
 
 test: setup
 	$(BIN)/python -m pytest -m 'not serve'
+
+setup-serve: $(SERVE_STAMP)
+
+$(SERVE_STAMP): pyproject.toml constraints/serve.txt tools/setup_serve.sh tools/torchvision_cpu_hook.py
+	PYTHON=$(PYTHON) PIP_ARGS="$(PIP_ARGS)" tools/setup_serve.sh $(SERVE_VENV)
+	@touch $@
+
+test-serve: setup setup-serve
+	$(SERVE_VENV)/bin/python -m pytest -m serve tests/serving $(PYTEST_ARGS)
+
+# the demo's run folder is judged again from its predictions
+gate: demo
+	$(BIN)/clefq gate demo-run
+
+bench: setup
+	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/encoding.py
+	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/head.py
+	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/bootstrap.py
 
 demo: setup
 	$(BIN)/clefq demo --out demo-run

