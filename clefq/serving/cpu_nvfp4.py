@@ -45,9 +45,12 @@ def quantize_activations(values: torch.Tensor, global_scale: torch.Tensor) -> to
     """
     groups = values.float().reshape(values.shape[0], -1, GROUP)
     amax = groups.abs().amax(dim=-1, keepdim=True)
-    scales = (amax / _E2M1_MAX * global_scale).clamp(max=_E4M3_MAX)
+    # products with reciprocals, in this order, as the GPU kernels have it: BF16 inputs often lie
+    # exactly between two E2M1 values, where the last bit decides
+    scales = (global_scale * (amax * (1 / _E2M1_MAX))).clamp(max=_E4M3_MAX)
     scales = scales.to(torch.float8_e4m3fn).float()
-    scaled = torch.where(scales > 0, groups * global_scale / scales, torch.zeros(()))
+    factor = (scales * global_scale.reciprocal()).reciprocal()
+    scaled = groups * torch.where(scales > 0, factor, torch.zeros(()))
     return (round_e2m1(scaled) * scales).reshape(values.shape)
 
 

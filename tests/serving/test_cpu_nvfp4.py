@@ -35,3 +35,14 @@ def test_activations_are_quantized_as_the_format_says() -> None:
     same = np.isclose(ours, expected, rtol=1e-6, atol=0)
     assert same.mean() > 0.999
     assert np.isfinite(ours).all()
+
+
+def test_ties_fall_as_in_the_simulation_of_the_transformers_engine() -> None:
+    from clefq.engines.simulation import Nvfp4Inputs
+
+    generator = torch.Generator().manual_seed(1)
+    values = torch.randn(500, 64, generator=generator).bfloat16()
+    for amax in (3.3, 9.0, 12.7):
+        divisor = torch.tensor(448.0 * 6.0 / amax)
+        theirs, _ = Nvfp4Inputs(float(divisor)).quantize(values)
+        assert torch.equal(quantize_activations(values, divisor), theirs)

