@@ -213,7 +213,9 @@ class Selector:
         rank = np.arange(len(places), dtype=np.int64)
         rank[len(places) - count :][order] = len(places) - count + np.arange(count)
         signatures = None
-        if self._settings.near:
+        if self._settings.near and len(parts) == 1:
+            signatures = prints.signatures  # stays in its file
+        elif self._settings.near:
             signatures = np.concatenate(
                 [p.signatures[chosen] for _, p, chosen in parts if p.signatures is not None]
             )
