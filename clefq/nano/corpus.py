@@ -90,7 +90,10 @@ def intent_options(row: Utterance, chance: random.Random, level: float) -> list[
 
 
 class _Listener(PromptTokenizer):
-    """Hears every piece of the prompts it is asked to encode, special tokens taken out."""
+    """Hears every piece of the prompts it is asked to encode, special tokens taken out.
+
+    Answers with one token per piece: a piece of none would be refused.
+    """
 
     def __init__(self) -> None:
         super().__init__(None, SpecialIds(*range(len(fields(SpecialIds)))))
@@ -99,7 +102,7 @@ class _Listener(PromptTokenizer):
     def encode(self, text: str) -> list[int]:
         # Long logs would crowd out everything else.
         self.heard += _SPECIAL.sub("\n", text)[:600].splitlines(keepends=True)
-        return []
+        return [0]
 
     def piece(self, text: str) -> tuple[int, ...]:
         return tuple(self.encode(text))

@@ -2,7 +2,9 @@
 
 Text is split as the real tokenizer splits it (single digits, words with one leading character,
 runs of punctuation) and normalised to NFC; only the vocabulary is small. The result is data,
-`weights/tokenizer.json`: training it again over the same texts gives the same bytes.
+`weights/tokenizer.json`: training it again over the same texts gives the same bytes. The shipped
+file is older than the last change of a task (`form`), so today's texts give a vocabulary that
+differs from it in a few words.
 """
 
 from __future__ import annotations

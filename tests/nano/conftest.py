@@ -1,12 +1,23 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from clefq.clef.tokenizer import PromptTokenizer
 from clefq.nano.build import SETS, WEIGHTS
 from clefq.store.sets import SetFolder, open_set
+
+
+@pytest.fixture(scope="package", autouse=True)
+def one_thread() -> Iterator[None]:
+    """A model of four million weights gains nothing from more, and loses much on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

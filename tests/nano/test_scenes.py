@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from clefq.clef.tokenizer import PromptTokenizer
 from clefq.nano.batches import encode_example, make_batch, patchify
 from clefq.nano.build import WEIGHTS
-from clefq.clef.tokenizer import PromptTokenizer
 from clefq.nano.lexicon import SHADES, SHAPES
 from clefq.nano.scenes import CELL, Scene, pixels, png
 from clefq.nano.tasks import RecordKey, record_of, scene_of

@@ -57,9 +57,7 @@ def test_a_calibration_record_is_kept_out_of_the_eval_set(tmp_path: Path) -> Non
         build_set(spec, Console(quiet=True))
 
 
-def test_eval_set_is_what_the_documentation_says(
-    eval_set: SetFolder, tokenizer: PromptTokenizer
-) -> None:
+def test_eval_set_is_what_the_documentation_says(eval_set: SetFolder) -> None:
     records = list(eval_set.records())
     questions = [question for record in records for question in record.questions]
     lengths = eval_set.manifest.token_lengths
@@ -77,9 +75,7 @@ def test_eval_set_is_what_the_documentation_says(
 
 
 @pytest.mark.parametrize("name", ROLES)
-def test_every_record_fits_and_its_gold_is_an_option(
-    name: str, tokenizer: PromptTokenizer
-) -> None:
+def test_every_record_fits_and_its_gold_is_an_option(name: str, tokenizer: PromptTokenizer) -> None:
     total = 0
     shipped = open_set(SETS / name)
     for record in shipped.records():

@@ -31,7 +31,9 @@ def test_folder_is_small_and_whole() -> None:
 def test_everyone_may_read_every_file(tmp_path: Path) -> None:
     built = build_random(tmp_path / "random")
     for folder in (built, WEIGHTS):
-        assert [path.name for path in folder.iterdir() if path.stat().st_mode & 0o044 != 0o044] == []
+        assert [
+            path.name for path in folder.iterdir() if path.stat().st_mode & 0o044 != 0o044
+        ] == []
 
 
 def test_other_files_are_what_the_builder_writes(tmp_path: Path) -> None:
