@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from clefq.errors import CheckpointError, ClefqError, MissingDependencyError
 from clefq.serving.layout import TASK, schema_layout
 from clefq.serving.plugin import register, version_warning
-from clefq.serving.settings import ServeSettings, cpu_environment, engine_arguments
+from clefq.serving.settings import ServeSettings, engine_arguments, engine_environment
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -160,7 +160,7 @@ def _prepare_environment(settings: ServeSettings, quiet: bool) -> None:
         "VLLM_NO_USAGE_STATS": "1",
         # PyTorch's notes on memory binding
         "TORCH_CPP_LOG_LEVEL": "ERROR",
-        **cpu_environment(settings),
+        **engine_environment(settings),
     }
     if quiet:
         defaults["VLLM_LOGGING_LEVEL"] = "ERROR"

@@ -100,7 +100,9 @@ def engine_arguments(folder: Path, settings: ServeSettings, *, cpu: bool) -> dic
             "joint_head_config": {name: getattr(head, name) for name in head.__slots__},
         },
         "dtype": "bfloat16",
-        "max_model_len": settings.max_length,
+        # vLLM leaves room for a generated token: up to 0.28 a prompt of exactly the limit that is
+        # prefilled in chunks would wait for its last token for ever
+        "max_model_len": settings.max_length + 1,
         "max_num_batched_tokens": settings.step_tokens,
         "max_num_seqs": settings.max_requests,
         "enable_chunked_prefill": True,
@@ -138,13 +140,15 @@ def graph_sizes(most: int) -> list[int]:
     return sorted(size for size in sizes if size <= most)
 
 
-def cpu_environment(settings: ServeSettings) -> dict[str, str]:
-    """Environment variables of vLLM's CPU build; harmless on a GPU."""
+def engine_environment(settings: ServeSettings) -> dict[str, str]:
+    """Environment variables of vLLM; those of its CPU build are harmless on a GPU."""
     variables = {
         "VLLM_CPU_KVCACHE_SPACE": str(settings.cpu_cache_gib),
         # threads that spin while they wait bring a busy machine to a standstill
         "OMP_WAIT_POLICY": "passive",
         "KMP_BLOCKTIME": "0",
+        # for the one position more; `engine_arguments` checks the length itself
+        "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
     }
     if settings.cpu_threads is not None:
         cores = sorted(os.sched_getaffinity(0))[: settings.cpu_threads]

@@ -24,7 +24,7 @@ from clefq.store.sets import open_set  # noqa: E402
 QUANTIZE_PYTHON = Path(__file__).resolve().parents[2] / ".venv" / "bin" / "python"
 SPEC = EngineSpec(batch_tokens=1024)
 # every n-th record: the simulation of W4A4 runs a few thousand tokens a second
-STRIDE = {"bf16": 1, "fp8": 12, "nvfp4a16": 6, "nvfp4": 6}
+STRIDE = {"bf16": 1, "fp8": 6, "nvfp4a16": 6, "nvfp4": 6}
 AGREEMENT = 0.995
 KL = 2e-4
 Answers = dict[tuple[str, str], np.ndarray]
@@ -80,11 +80,13 @@ def test_vllm_answers_as_transformers(scheme: str, checkpoints: dict[str, Path])
     if scheme != "bf16":
         base = answers(TransformersEngine(WEIGHTS, EngineSpec()), records, folder.path)
         allowed = max(KL, 0.1 * compare(theirs, base)[1])
-    if scheme == "nvfp4":
-        # Four-bit activations amplify rounding: the simulation itself answers differently when
-        # the activations between its layers are FP32. Engines need not agree better than that.
-        exact = answers(TransformersEngine(path, EngineSpec(dtype="float32")), records, folder.path)
-        allowed = max(allowed, compare(exact, theirs)[1])
+    if scheme in ("fp8", "nvfp4"):
+        # Quantized activations amplify rounding: the simulation itself answers differently when
+        # the activations between its layers are FP32. Both engines have that much of it, so two
+        # of them may differ by twice as much.
+        spec = EngineSpec(dtype="float32")
+        exact = answers(TransformersEngine(path, spec), records, folder.path)
+        allowed = max(allowed, 2 * compare(exact, theirs)[1])
     print(f"\n{scheme}: agreement {agreement:.4f}, KL {kl:.2e} (allowed {allowed:.2e})")
     assert kl <= allowed
     if scheme == "bf16":

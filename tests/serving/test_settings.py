@@ -10,7 +10,7 @@ import pytest
 from clefq.errors import CheckpointError, InputError
 from clefq.serving import ARCHITECTURE, ServeSettings
 from clefq.serving.plugin import parse_version, version_warning
-from clefq.serving.settings import cpu_environment, engine_arguments, graph_sizes
+from clefq.serving.settings import engine_arguments, engine_environment, graph_sizes
 
 HEAD = {
     "hidden_size": 64,
@@ -34,6 +34,8 @@ def folder(tmp_path: Path) -> Path:
 def test_what_clef_needs_is_always_set(folder: Path) -> None:
     arguments = engine_arguments(folder, ServeSettings(), cpu=False)
     assert arguments["enable_prefix_caching"] is False
+    # one more than the longest prompt, or that prompt never ends
+    assert arguments["max_model_len"] == 16385
     assert arguments["enable_chunked_prefill"] is True
     assert arguments["mamba_ssm_cache_dtype"] == "float32"
     assert arguments["cudagraph_capture_sizes"] == graph_sizes(2048)
@@ -66,8 +68,8 @@ def test_a_cpu_runs_eagerly_and_without_gpu_options(folder: Path) -> None:
     assert arguments["enforce_eager"] is True
     for name in ("gpu_memory_utilization", "gdn_prefill_backend"):
         assert name not in arguments
-    assert cpu_environment(ServeSettings(cpu_cache_gib=3))["VLLM_CPU_KVCACHE_SPACE"] == "3"
-    threads = cpu_environment(ServeSettings(cpu_threads=1))
+    assert engine_environment(ServeSettings(cpu_cache_gib=3))["VLLM_CPU_KVCACHE_SPACE"] == "3"
+    threads = engine_environment(ServeSettings(cpu_threads=1))
     assert threads["OMP_NUM_THREADS"] == "1"
     assert threads["VLLM_CPU_OMP_THREADS_BIND"].isdigit()
 
