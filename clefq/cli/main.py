@@ -7,6 +7,7 @@ with the error's code. Ctrl-C exits with 130 and leaves nothing half-written.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Annotated
 
@@ -68,6 +69,9 @@ _register()
 
 def run() -> None:
     """Entry point: runs the command and turns errors into one line and an exit code."""
+    # Read once, when torch loads: threads that spin while they wait stall a busy machine (a
+    # prediction of 20 s took 10 minutes). Commands that start processes hand it on.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         app()
     except ClefqError as error:

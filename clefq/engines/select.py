@@ -104,9 +104,6 @@ def open_engine(name: EngineName, folder: Path, spec: EngineSpec, console: Conso
     Raises:
         CheckpointError: The engine cannot run this checkpoint.
     """
-    # OpenMP threads that spin while they wait bring a busy machine to a standstill (measured: two
-    # threads on two busy cores ran at a tenth of the speed of one). Read when torch is loaded.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     engine: Engine = import_module(ENGINE_MODULES[name]).open_engine(folder, spec)
     for warning in getattr(engine, "warnings", ()):
         console.note(f"warning: {warning}")
