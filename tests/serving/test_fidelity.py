@@ -61,8 +61,12 @@ def compare(ours: Answers, theirs: Answers) -> tuple[float, float]:
     """Agreement of the top options, and mean KL(theirs‖ours) in nats."""
     assert ours.keys() == theirs.keys()
     same = [int(np.argmax(ours[key]) == np.argmax(theirs[key])) for key in ours]
-    kl = [float(np.sum(np.exp(theirs[k]) * (theirs[k] - ours[k]))) for k in ours]
-    return float(np.mean(same)), float(np.mean(kl))
+    return float(np.mean(same)), float(np.mean(divergences(ours, theirs)))
+
+
+def divergences(ours: Answers, theirs: Answers) -> list[float]:
+    """KL(theirs‖ours) per question, in nats."""
+    return [float(np.sum(np.exp(theirs[k]) * (theirs[k] - ours[k]))) for k in ours]
 
 
 @pytest.mark.parametrize("scheme", ["bf16", "fp8", "nvfp4a16", "nvfp4"])
@@ -82,12 +86,14 @@ def test_vllm_answers_as_transformers(scheme: str, checkpoints: dict[str, Path])
         allowed = max(KL, 0.1 * compare(theirs, base)[1])
     if scheme in ("fp8", "nvfp4"):
         # Quantized activations amplify rounding: the simulation itself answers differently when
-        # the activations between its layers are FP32. Both engines have that much of it, so two
-        # of them may differ by twice as much.
+        # the activations between its layers are FP32. Both engines have that much of it, and a
+        # mean over some two hundred questions hangs on the few that flip: a factor of four.
         spec = EngineSpec(dtype="float32")
         exact = answers(TransformersEngine(path, spec), records, folder.path)
-        allowed = max(allowed, 2 * compare(exact, theirs)[1])
+        allowed = max(allowed, 4 * compare(exact, theirs)[1])
     print(f"\n{scheme}: agreement {agreement:.4f}, KL {kl:.2e} (allowed {allowed:.2e})")
     assert kl <= allowed
+    # the typical question shows no such amplification, whatever the scheme
+    assert np.median(divergences(ours, theirs)) <= KL / 2
     if scheme == "bf16":
         assert agreement >= AGREEMENT
