@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,10 @@ _BITS = {
 }  # fmt: skip
 _MAX_HEADER = 100_000_000
 FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
+COPY_BLOCK = 4 << 20
 _FIX = "download or copy this file again."
+
+Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,7 @@ class TensorInfo:
     """Where a tensor lies.
 
     Attributes:
+        name: Tensor name.
         file: The safetensors file.
         dtype: The format's name, for example `BF16` or `F8_E4M3`.
         shape: Elements per dimension.
@@ -38,6 +44,7 @@ class TensorInfo:
         end: One past the last byte.
     """
 
+    name: str
     file: Path
     dtype: str
     shape: tuple[int, ...]
@@ -49,9 +56,67 @@ class TensorInfo:
         """Bytes of the tensor's data."""
         return self.end - self.begin
 
+    def read(self) -> bytearray:
+        """The tensor's bytes.
+
+        Raises:
+            CheckpointError: The file has become shorter.
+        """
+        return next((piece for _, piece in self.pieces(max(1, self.nbytes))), bytearray())
+
+    def slice(self, offset: int, count: int) -> bytearray:
+        """`count` bytes from `offset` inside the tensor.
+
+        Raises:
+            CheckpointError: The file has become shorter.
+        """
+        piece = bytearray(count)
+        with self.file.open("rb", buffering=0) as file:
+            file.seek(self.begin + offset)
+            _fill(file, piece, self.file)
+        return piece
+
+    def blocks(self) -> Iterator[bytearray]:
+        """The tensor's bytes, block by block.
+
+        Raises:
+            CheckpointError: The file has become shorter.
+        """
+        for _, block in self.pieces(COPY_BLOCK):
+            yield block
+
+    def pieces(self, size: int) -> Iterator[tuple[int, bytearray]]:
+        """The tensor's bytes in pieces of `size` (the last may be smaller), with their offsets.
+
+        Raises:
+            CheckpointError: The file has become shorter.
+        """
+        with self.file.open("rb", buffering=0) as file:
+            file.seek(self.begin)
+            for at in range(0, self.nbytes, size):
+                piece = bytearray(min(size, self.nbytes - at))
+                _fill(file, piece, self.file)
+                yield at, piece
+
+
+def same_bytes(ours: TensorInfo, theirs: TensorInfo) -> bool:
+    """Whether two tensors have the same dtype, shape and bytes."""
+    if (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
+        return False
+    return all(a == b for a, b in zip(ours.blocks(), theirs.blocks(), strict=True))
+
+
+def _fill(file: FileIO, buffer: bytearray, path: Path) -> None:
+    view = memoryview(buffer)
+    while view:
+        count = file.readinto(view)
+        if not count:
+            raise CheckpointError(f"{path} ends too early.", fix=_FIX)
+        view = view[count:]
+
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
-    """Reads and checks a file's header.
+    """Reads and checks a file's header: its tensors, in the order of their data.
 
     Raises:
         CheckpointError: The file is missing, no safetensors file, or cut short.
@@ -76,9 +141,10 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         raise CheckpointError(f"{path}: its header is not an object.", fix=_FIX)
     header.pop("__metadata__", None)
     start = 8 + length
-    tensors = {name: _tensor(path, name, entry, start) for name, entry in header.items()}
-    _check_layout(path, tensors, start, size)
-    return tensors
+    found = [_tensor(path, name, entry, start) for name, entry in header.items()]
+    found.sort(key=lambda info: (info.begin, info.end))
+    _check_layout(path, found, start, size)
+    return {info.name: info for info in found}
 
 
 def check_head_file(path: Path, config: HeadConfig) -> dict[str, TensorInfo]:
@@ -120,12 +186,12 @@ def _tensor(path: Path, name: str, entry: Any, start: int) -> TensorInfo:
         raise CheckpointError(
             f"{path}: tensor {name} does not fill its bytes ({dtype} {list(shape)}).", fix=_FIX
         )
-    return TensorInfo(path, dtype, shape, start + begin, start + end)
+    return TensorInfo(name, path, dtype, shape, start + begin, start + end)
 
 
-def _check_layout(path: Path, tensors: dict[str, TensorInfo], start: int, size: int) -> None:
+def _check_layout(path: Path, tensors: list[TensorInfo], start: int, size: int) -> None:
     at = start
-    for info in sorted(tensors.values(), key=lambda info: (info.begin, info.end)):
+    for info in tensors:
         if info.begin != at:
             raise CheckpointError(f"{path}: tensors overlap or leave holes.", fix=_FIX)
         at = info.end

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from clefq.clef.fusion import fused_groups
 from clefq.engines.base import Arithmetic
 from clefq.engines.simulation import (
     GROUP_SIZE,
@@ -170,8 +171,6 @@ def served_scales(
     Raises:
         CheckpointError: A divisor that is not positive and finite.
     """
-    from clefq.quantize.fusion import fused_groups
-
     scales: dict[str, float] = {}
     for module, kind in layers.items():
         for leaf in _TENSORS[kind]:

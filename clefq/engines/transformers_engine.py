@@ -22,6 +22,7 @@ from torch import Tensor
 from clefq.clef.checkpoint import open_checkpoint
 from clefq.clef.encoding import Encoded, EncodeSpec, PromptTokenizer, encode_record
 from clefq.clef.head import HeadBatch, JointHead, split_logits
+from clefq.clef.images import ImageReader
 from clefq.engines.backbone import Backbone, load_backbone
 from clefq.engines.base import (
     NON_FINITE,
@@ -31,7 +32,6 @@ from clefq.engines.base import (
     result_from_logits,
 )
 from clefq.engines.batching import plan_batches
-from clefq.engines.images import ImageReader
 from clefq.errors import ClefqError, InputError, RecordError
 
 if TYPE_CHECKING:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from clefq.clef.backbone import layer_types
+
 Shapes = dict[str, tuple[int, ...]]
 
 _LINEAR_LEAVES = ("bias", "weight")
@@ -36,19 +38,9 @@ def expected_tensors(config: Mapping[str, Any], prefix: str) -> Shapes | None:
         vision = config.get("vision_config")
         if vision is not None and prefix != "model":
             shapes |= _vision(vision)
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ValueError):
         return None
     return shapes
-
-
-def layer_types(text: Mapping[str, Any]) -> list[str]:
-    """Kind of each decoder layer: `linear_attention` or `full_attention`."""
-    listed = text.get("layer_types")
-    if listed is not None:
-        return [str(kind) for kind in listed]
-    every = text.get("full_attention_interval", 4)
-    layers = range(text["num_hidden_layers"])
-    return ["full_attention" if (i + 1) % every == 0 else "linear_attention" for i in layers]
 
 
 def _text(text: Mapping[str, Any], prefix: str, tied: bool) -> Shapes:

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clefq.clef.config_match import FP8, NVFP4, Scheme, schemes_of
+from clefq.clef.fusion import fused_groups
+from clefq.clef.tensor_files import TensorInfo
 from clefq.errors import CheckpointError
 from clefq.quantize import audit_files, audit_scales, audit_source
 from clefq.quantize.architecture import (
@@ -21,11 +24,9 @@ from clefq.quantize.architecture import (
     linear_modules,
     text_prefix,
 )
-from clefq.quantize.config_match import FP8, NVFP4, Scheme, schemes_of
-from clefq.quantize.fusion import fused_groups
 from clefq.quantize.protected import protected_reason
 from clefq.quantize.report import AuditReport
-from clefq.quantize.tensors import INDEX, FolderTensors, TensorRef, scan_folder
+from clefq.quantize.tensors import INDEX, FolderTensors, scan_folder
 from clefq.quantize.values import count_nonfinite
 from clefq.quantize.workers import in_threads
 from clefq.store.atomic import read_json
@@ -47,7 +48,7 @@ class Audited:
 
     folder: Path
     config: Mapping[str, Any]
-    refs: dict[str, TensorRef]
+    refs: dict[str, TensorInfo]
     expected: Shapes
     schemes: dict[str, Scheme]
 

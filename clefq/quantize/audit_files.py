@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from clefq.clef.tensor_files import read_header, same_bytes
 from clefq.errors import CheckpointError
 from clefq.quantize.report import AuditReport
-from clefq.quantize.tensors import HEAD_FILES, read_refs, same_bytes
+from clefq.quantize.tensors import HEAD_FILES
 from clefq.store.atomic import sha256_file
 
 HEAD_CONFIG = "joint_head_config.json"
@@ -62,7 +63,7 @@ def _counterpart(source: Path, path: Path) -> Path | None:
 
 def _same_tensors(ours: Path, theirs: Path) -> bool:
     try:
-        a, b = read_refs(ours), read_refs(theirs)
+        a, b = read_header(ours), read_header(theirs)
     except CheckpointError:
         return False
     return a.keys() == b.keys() and all(same_bytes(a[name], b[name]) for name in a)

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from clefq.quantize.config_match import NVFP4, Scheme
-from clefq.quantize.fusion import FusedGroup, fused_groups
+from clefq.clef.config_match import NVFP4, Scheme
+from clefq.clef.fusion import FusedGroup, fused_groups
+from clefq.clef.tensor_files import TensorInfo
 from clefq.quantize.report import AuditReport
-from clefq.quantize.tensors import TensorRef
 from clefq.quantize.values import Floats, read_floats
 
-Refs = Mapping[str, TensorRef]
+Refs = Mapping[str, TensorInfo]
 _KINDS = {"weight_global_scale": "weight scales", "input_global_scale": "input scales"}
 
 

@@ -7,18 +7,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clefq.quantize.config_match import NVFP4, Scheme
-from clefq.quantize.fusion import fused_groups
+from clefq.clef.config_match import NVFP4, Scheme
+from clefq.clef.fusion import fused_groups
+from clefq.clef.tensor_files import TensorInfo, same_bytes
 from clefq.quantize.manifest import MANIFEST, read_manifest
 from clefq.quantize.report import AuditReport
-from clefq.quantize.tensors import TensorRef, open_tensors, same_bytes
+from clefq.quantize.tensors import open_tensors
 from clefq.quantize.workers import in_threads
 from clefq.store.atomic import sha256_file
 
 if TYPE_CHECKING:
     from clefq.quantize.rounding import Comparison
 
-Refs = Mapping[str, TensorRef]
+Refs = Mapping[str, TensorInfo]
 
 # Relative weight error beyond which a weight cannot come from this source: twice what
 # round-to-nearest costs on Gaussian weights.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clefq.clef.encoding import EncodeSpec, PromptTokenizer, encode_record
+from clefq.clef.images import ImageReader
 from clefq.clef.records import Record
 from clefq.errors import InputError
 from clefq.store.sets import SetFolder, open_set
@@ -86,8 +87,6 @@ def load_calibration(path: Path, model: Path, max_length: int) -> Calibration:
 
 class _Encoder:
     def __init__(self, folder: SetFolder, model: Path, spec: EncodeSpec) -> None:
-        from clefq.engines.images import ImageReader
-
         self._folder = folder
         self._spec = spec
         self._tokenizer = PromptTokenizer.from_folder(model)

@@ -11,9 +11,10 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
+from clefq.clef.fusion import group_key
+from clefq.clef.tensor_files import COPY_BLOCK, TensorInfo, read_header
 from clefq.errors import CheckpointError
-from clefq.quantize.fusion import group_key
-from clefq.quantize.tensors import COPY_BLOCK, OutTensor, ShardFile, TensorRef, read_refs
+from clefq.quantize.tensors import OutTensor, ShardFile
 
 MAX_SHARD_BYTES = 5_000_000_000
 
@@ -52,7 +53,7 @@ class Shard:
 
 
 def plan_units(
-    refs: Mapping[str, TensorRef], outputs: Mapping[str, Sequence[OutTensor]]
+    refs: Mapping[str, TensorInfo], outputs: Mapping[str, Sequence[OutTensor]]
 ) -> list[Unit]:
     """Cuts a checkpoint into units, in source order.
 
@@ -111,7 +112,7 @@ def finished(path: Path, shard: Shard) -> bool:
     if not path.is_file():
         return False
     try:
-        refs = read_refs(path)
+        refs = read_header(path)
     except CheckpointError:
         return False
     there = [OutTensor(ref.name, ref.dtype, ref.shape) for ref in refs.values()]
@@ -162,7 +163,7 @@ def write_shards(
     return kept
 
 
-def copy_tensor(file: ShardFile, ref: TensorRef) -> None:
+def copy_tensor(file: ShardFile, ref: TensorInfo) -> None:
     """Copies a tensor's bytes into the file under the same name."""
     for at, piece in ref.pieces(COPY_BLOCK):
         file.put(ref.name, at, piece)

@@ -16,11 +16,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from clefq.clef.tensor_files import TensorInfo
 from clefq.errors import AuditError, ClefqError
 from clefq.quantize.layout import Unit, WriteUnit, copy_tensor
 from clefq.quantize.oneshot_worker import Job
 from clefq.quantize.quiet import SWITCHES
-from clefq.quantize.tensors import OutTensor, ShardFile, TensorRef, open_tensors
+from clefq.quantize.tensors import OutTensor, ShardFile, open_tensors
 
 _STEP = re.compile(r"\((\d+)/(\d+)\): (Calibrating|Propagating)")
 _TAIL = 8
@@ -104,7 +105,7 @@ def saved_outputs(saved: Path, modules: Sequence[str]) -> dict[str, list[OutTens
     return outputs
 
 
-def take_over(saved: Path, source: Mapping[str, TensorRef]) -> WriteUnit:
+def take_over(saved: Path, source: Mapping[str, TensorInfo]) -> WriteUnit:
     """Writes quantized tensors from oneshot's output, and all others from the source."""
     theirs = open_tensors(saved)
 

@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from clefq.quantize.fusion import shared_scale_tables
+from clefq.clef.images import ImageReader
+from clefq.quantize.shared_scales import shared_scale_tables
 
 SHARD_SIZE = "5GB"
 
@@ -106,8 +107,6 @@ class _Rows:
 
     def __init__(self, prompts: list[dict[str, Any]], source: str) -> None:
         from transformers import AutoConfig
-
-        from clefq.engines.images import ImageReader
 
         self._prompts = prompts
         self._images = ImageReader(Path(source))

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clefq.clef.fusion import fused_groups
 from clefq.errors import CheckpointError, RecipeError
-from clefq.quantize.fusion import fused_groups
 from clefq.quantize.protected import protected_reason
 from clefq.quantize.recipes import Recipe, modifiers_of
 

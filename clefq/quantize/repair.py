@@ -20,14 +20,14 @@ import numpy as np
 import numpy.typing as npt
 
 from clefq import __version__
+from clefq.clef.fusion import FusedGroup
 from clefq.clef.scheme import scheme_from_config
-from clefq.clef.tensor_files import TensorInfo
+from clefq.clef.tensor_files import Buffer, TensorInfo
 from clefq.console import Console
 from clefq.errors import AuditError, ClefqError, ExitCode
 from clefq.quantize import finish
 from clefq.quantize.audit import Audited, audit_checkpoint, open_audited, summary
 from clefq.quantize.audit_scales import read_global_scale, shared_groups, shrink_factors
-from clefq.quantize.fusion import FusedGroup
 from clefq.quantize.layout import copy_tensor
 from clefq.quantize.manifest import (
     MANIFEST,
@@ -40,10 +40,8 @@ from clefq.quantize.repair_report import Mended, RepairReport
 from clefq.quantize.report import AuditReport
 from clefq.quantize.tensors import (
     INDEX,
-    Buffer,
     OutTensor,
     ShardFile,
-    TensorRef,
     open_tensors,
     weight_files,
     write_index,
@@ -110,11 +108,11 @@ class _Task:
     """The checkpoint, its source and what is wrong with it."""
 
     audited: Audited
-    source: Mapping[str, TensorRef] | None
+    source: Mapping[str, TensorInfo] | None
     found: AuditReport
 
     @property
-    def refs(self) -> dict[str, TensorRef]:
+    def refs(self) -> dict[str, TensorInfo]:
         return self.audited.refs
 
     def other_rounding(self, module: str) -> bool:
@@ -180,28 +178,28 @@ def _mend_scales(task: _Task, report: RepairReport) -> Edits:
     return edits
 
 
-def _smallest(refs: Mapping[str, TensorRef], divisors: Mapping[str, float]) -> float:
+def _smallest(refs: Mapping[str, TensorInfo], divisors: Mapping[str, float]) -> float:
     """The shared divisor; a member of zeros alone has none of its own to count."""
     counted = [d for m, d in divisors.items() if _nonzero(refs[f"{m}.weight_packed"])]
     return min(counted or divisors.values())
 
 
-def _nonzero(packed: TensorRef) -> bool:
+def _nonzero(packed: TensorInfo) -> bool:
     return any(np.any(np.frombuffer(block, dtype=np.uint8) & 0x77) for block in packed.blocks())
 
 
-def _divisors(refs: Mapping[str, TensorRef], group: FusedGroup, suffix: str) -> dict[str, float]:
+def _divisors(refs: Mapping[str, TensorInfo], group: FusedGroup, suffix: str) -> dict[str, float]:
     values = {m: read_global_scale(refs, m, suffix) for m in group.members}
     return {m: value for m, value in values.items() if value is not None}
 
 
-def _float_bytes(ref: TensorRef, value: float) -> bytes:
+def _float_bytes(ref: TensorInfo, value: float) -> bytes:
     """One number in the tensor's dtype (F32 or BF16; global scales are BF16 numbers)."""
     raw = np.float32(value).tobytes()
     return raw if ref.dtype == "F32" else raw[2:]
 
 
-def _rescaled(refs: Mapping[str, TensorRef], module: str, own: float, shared: float) -> Edits:
+def _rescaled(refs: Mapping[str, TensorInfo], module: str, own: float, shared: float) -> Edits:
     scale, divisor = refs[f"{module}.weight_scale"], refs[f"{module}.weight_global_scale"]
     return {
         scale.name: lambda: rescale(read_floats(scale), shared / own).tobytes(),
@@ -258,7 +256,7 @@ def _square(values: Floats) -> float:
 class _Stored:
     """A module's stored numbers, or their edited form."""
 
-    def __init__(self, refs: Mapping[str, TensorRef], module: str, edits: Edits) -> None:
+    def __init__(self, refs: Mapping[str, TensorInfo], module: str, edits: Edits) -> None:
         def read(suffix: str) -> Buffer:
             name = f"{module}.{suffix}"
             return edits[name]() if name in edits else refs[name].read()
@@ -292,7 +290,7 @@ def _mend_inputs(task: _Task, report: RepairReport) -> Edits:
     return edits
 
 
-def _restore(task: _Task, report: RepairReport) -> dict[str, TensorRef]:
+def _restore(task: _Task, report: RepairReport) -> dict[str, TensorInfo]:
     """Unquantized tensors to take from the source."""
     if task.source is None:
         return {}
@@ -302,7 +300,7 @@ def _restore(task: _Task, report: RepairReport) -> dict[str, TensorRef]:
 
 
 def _copy(
-    task: _Task, edits: Edits, restored: Mapping[str, TensorRef], out: Path, console: Console
+    task: _Task, edits: Edits, restored: Mapping[str, TensorInfo], out: Path, console: Console
 ) -> None:
     folder = task.audited.folder
     files = weight_files(folder)
@@ -344,7 +342,7 @@ def _manifest(task: _Task, audit: AuditReport, out: Path, started: float) -> Non
             schema_version=SCHEMA_VERSION,
             clefq_version=__version__,
             created_at=finish.now(),
-            scheme=scheme_from_config(config, _infos(task.refs)) if old is None else old.scheme,
+            scheme=scheme_from_config(config, task.refs) if old is None else old.scheme,
             method="repair",
             source={
                 "model_id": str(folder),
@@ -366,7 +364,3 @@ def _manifest(task: _Task, audit: AuditReport, out: Path, started: float) -> Non
             peak_memory_bytes=finish.peak_memory(),
         ),
     )
-
-
-def _infos(refs: Mapping[str, TensorRef]) -> dict[str, TensorInfo]:
-    return {n: TensorInfo(r.file, r.dtype, r.shape, r.begin, r.end) for n, r in refs.items()}

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from clefq.quantize.config_match import FP8, NVFP4, Scheme
+from clefq.clef.config_match import FP8, NVFP4, Scheme
+from clefq.clef.tensor_files import TensorInfo
 from clefq.quantize.stream import row_blocks
-from clefq.quantize.tensors import TensorRef
 
 if TYPE_CHECKING:
     import torch
 
-Refs = Mapping[str, TensorRef]
+Refs = Mapping[str, TensorInfo]
 
 # Below this share of deviating numbers they count as damage, above it as another rounding.
 DAMAGE_SHARE = 1e-3
@@ -208,7 +208,7 @@ class _Tally:
         return float((self._error / self._norm) ** 0.5)
 
 
-def quantize_module(weight: TensorRef, divisor: float) -> tuple[bytes, bytes]:
+def quantize_module(weight: TensorInfo, divisor: float) -> tuple[bytes, bytes]:
     """Quantizes a source weight to NVFP4 under a given global scale.
 
     Returns:
@@ -253,7 +253,7 @@ def _expected(source: Refs, module: str, members: tuple[str, ...]) -> tuple[floa
     )
 
 
-def _rows(ref: TensorRef, row: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+def _rows(ref: TensorInfo, row: int, count: int, dtype: torch.dtype) -> torch.Tensor:
     import torch
 
     width = ref.nbytes // ref.shape[0]

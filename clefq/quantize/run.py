@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from clefq import __version__
+from clefq.clef.backbone import layer_types
 from clefq.clef.checkpoint import Checkpoint, open_checkpoint
 from clefq.clef.encoding import DEFAULT_MAX_LENGTH
+from clefq.clef.tensor_files import TensorInfo
 from clefq.console import Console
 from clefq.errors import AuditError, InputError, RecipeError
 from clefq.quantize import finish, preflight
-from clefq.quantize.architecture import layer_types
 from clefq.quantize.audit import audit_checkpoint, summary
 from clefq.quantize.calibration import Calibration, load_calibration
 from clefq.quantize.layout import (
@@ -40,7 +41,7 @@ from clefq.quantize.stream import (
     one_thread_per_worker,
     stream_outputs,
 )
-from clefq.quantize.tensors import OutTensor, TensorRef, open_tensors, write_index
+from clefq.quantize.tensors import OutTensor, open_tensors, write_index
 from clefq.quantize.workers import default_workers
 from clefq.store.atomic import write_json, write_text
 
@@ -108,7 +109,7 @@ class Work:
     spec: QuantizeSpec
     source: Source
     checkpoint: Checkpoint
-    tensors: Mapping[str, TensorRef]
+    tensors: Mapping[str, TensorInfo]
     recipe: Recipe
     plan: Plan
     method: str
@@ -183,7 +184,7 @@ def prepare(spec: QuantizeSpec, console: Console) -> Work:
     )
 
 
-def _needs(method: str, plan: Plan, tensors: Mapping[str, TensorRef]) -> preflight.Needs:
+def _needs(method: str, plan: Plan, tensors: Mapping[str, TensorInfo]) -> preflight.Needs:
     units = plan_units(tensors, stream_outputs(plan.modules, tensors, "BF16"))
     output = sum(unit.nbytes for unit in units)
     if method == "stream":

@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from clefq.clef.tensor_files import TensorInfo
 from clefq.quantize.layout import Unit, copy_tensor
-from clefq.quantize.tensors import OutTensor, ShardFile, TensorRef
+from clefq.quantize.tensors import OutTensor, ShardFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +27,7 @@ _NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 
 def stream_outputs(
-    modules: Mapping[str, Any], refs: Mapping[str, TensorRef], dtype: str
+    modules: Mapping[str, Any], refs: Mapping[str, TensorInfo], dtype: str
 ) -> dict[str, list[OutTensor]]:
     """The tensors that replace each quantized weight.
 
@@ -68,7 +69,7 @@ class Stream:
     """
 
     modules: Mapping[str, Any]
-    refs: Mapping[str, TensorRef]
+    refs: Mapping[str, TensorInfo]
     dtype: str
     device: str
 
@@ -121,7 +122,7 @@ class Stream:
 
 
 def row_blocks(
-    ref: TensorRef, dtype: str, device: str = "cpu"
+    ref: TensorInfo, dtype: str, device: str = "cpu"
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """Reads a matrix block by block.
 

@@ -1,4 +1,4 @@
-"""Safetensors on disk without loading them: headers, byte ranges, indexes, streaming writes.
+"""A backbone's shards without loading them: the index, and streaming writes.
 
 Nothing here needs torch. Tensors are moved as bytes, in blocks, so that peak memory does not
 depend on how a checkpoint is cut into shards.
@@ -11,12 +11,11 @@ import math
 import os
 import struct
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 
-from clefq.clef.tensor_files import read_header
+from clefq.clef.tensor_files import Buffer, TensorInfo, read_header
 from clefq.errors import CheckpointError
 from clefq.store.atomic import partial_path, read_json, write_json
 
@@ -26,110 +25,6 @@ ITEM_SIZE = {
 }  # fmt: skip
 INDEX = "model.safetensors.index.json"
 HEAD_FILES = ("joint_head.safetensors", "clef_head/joint_head.safetensors")
-COPY_BLOCK = 4 << 20
-
-Buffer = bytes | bytearray | memoryview
-
-
-@dataclass(frozen=True, slots=True)
-class TensorRef:
-    """Where one tensor lies.
-
-    Attributes:
-        name: Tensor name.
-        file: Safetensors file that holds it.
-        dtype: Safetensors dtype name, for example `BF16`.
-        shape: Dimensions.
-        begin: First byte in the file.
-        end: One past the last byte in the file.
-    """
-
-    name: str
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return self.end - self.begin
-
-    def read(self) -> bytearray:
-        """The tensor's bytes.
-
-        Raises:
-            CheckpointError: The file has become shorter.
-        """
-        return next((piece for _, piece in self.pieces(max(1, self.nbytes))), bytearray())
-
-    def slice(self, offset: int, count: int) -> bytearray:
-        """`count` bytes from `offset` inside the tensor.
-
-        Raises:
-            CheckpointError: The file has become shorter.
-        """
-        piece = bytearray(count)
-        with self.file.open("rb", buffering=0) as file:
-            file.seek(self.begin + offset)
-            _fill(file, piece, self.file)
-        return piece
-
-    def blocks(self) -> Iterator[bytearray]:
-        """The tensor's bytes, block by block.
-
-        Raises:
-            CheckpointError: The file has become shorter.
-        """
-        for _, block in self.pieces(COPY_BLOCK):
-            yield block
-
-    def pieces(self, size: int) -> Iterator[tuple[int, bytearray]]:
-        """The tensor's bytes in pieces of `size` (the last may be smaller), with their offsets.
-
-        Raises:
-            CheckpointError: The file has become shorter.
-        """
-        with self.file.open("rb", buffering=0) as file:
-            file.seek(self.begin)
-            for at in range(0, self.nbytes, size):
-                piece = bytearray(min(size, self.nbytes - at))
-                _fill(file, piece, self.file)
-                yield at, piece
-
-
-def same_bytes(ours: TensorRef, theirs: TensorRef) -> bool:
-    """Whether two tensors have the same dtype, shape and bytes."""
-    if (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
-        return False
-    return all(a == b for a, b in zip(ours.blocks(), theirs.blocks(), strict=True))
-
-
-def _fill(file: FileIO, buffer: bytearray, path: Path) -> None:
-    view = memoryview(buffer)
-    while view:
-        count = file.readinto(view)
-        if not count:
-            raise _truncated(path)
-        view = view[count:]
-
-
-def _truncated(path: Path) -> CheckpointError:
-    return CheckpointError(f"{path} ends too early.", fix="copy or download that file again.")
-
-
-def read_refs(path: Path) -> dict[str, TensorRef]:
-    """The tensors of one safetensors file, in file order.
-
-    Raises:
-        CheckpointError: Missing, truncated or not a safetensors file.
-    """
-    ordered = sorted(read_header(path).items(), key=lambda item: item[1].begin)
-    return {
-        name: TensorRef(name, path, info.dtype, info.shape, info.begin, info.end)
-        for name, info in ordered
-    }
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -174,7 +69,7 @@ class FolderTensors:
         faults: Where index and shards disagree, one line each.
     """
 
-    refs: dict[str, TensorRef]
+    refs: dict[str, TensorInfo]
     doubled: tuple[str, ...]
     faults: tuple[str, ...]
 
@@ -185,10 +80,10 @@ def scan_folder(folder: Path) -> FolderTensors:
     Raises:
         CheckpointError: A shard is missing or malformed.
     """
-    refs: dict[str, TensorRef] = {}
+    refs: dict[str, TensorInfo] = {}
     doubled: list[str] = []
     for file in weight_files(folder):
-        for name, ref in read_refs(file).items():
+        for name, ref in read_header(file).items():
             if name in refs:
                 doubled.append(name)
             refs.setdefault(name, ref)
@@ -207,7 +102,7 @@ def scan_folder(folder: Path) -> FolderTensors:
     return FolderTensors(refs, tuple(doubled), tuple(faults))
 
 
-def open_tensors(folder: Path) -> dict[str, TensorRef]:
+def open_tensors(folder: Path) -> dict[str, TensorInfo]:
     """Every backbone tensor of a sound folder.
 
     Raises:

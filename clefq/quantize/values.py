@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from clefq.quantize.tensors import Buffer, TensorRef
+from clefq.clef.tensor_files import Buffer, TensorInfo
 
 Floats = npt.NDArray[np.float32]
 E4M3_MAX = 448.0
@@ -88,12 +88,12 @@ def nvfp4_floats(packed: npt.NDArray[np.uint8], scales: Floats, divisor: float) 
     return (values * (scales / np.float32(divisor))[..., None]).reshape(rows, 2 * half)
 
 
-def read_floats(ref: TensorRef) -> Floats:
+def read_floats(ref: TensorInfo) -> Floats:
     """A whole tensor as float32, in its shape."""
     return decode(ref.read(), ref.dtype).reshape(ref.shape)
 
 
-def count_nonfinite(ref: TensorRef) -> int:
+def count_nonfinite(ref: TensorInfo) -> int:
     """How many stored values are NaN or infinite; 0 for integer types.
 
     Looks at the exponent bits, so that a big tensor is not widened.

@@ -241,8 +241,8 @@ def test_schemes_are_those_that_compressed_tensors_reads(made: Make, scheme: str
     from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
     from transformers import AutoConfig, Qwen3_5ForConditionalGeneration
 
+    from clefq.clef.config_match import schemes_of
     from clefq.quantize.architecture import expected_tensors, linear_modules
-    from clefq.quantize.config_match import schemes_of
     from clefq.quantize.quiet import quiet_libraries
 
     folder = made(scheme).folder

@@ -12,9 +12,9 @@ import yaml
 from compressed_tensors.quantization import preset_name_to_scheme
 from safetensors.torch import load_file, save_file
 
+from clefq.clef.fusion import group_key
 from clefq.console import Console
 from clefq.errors import InputError
-from clefq.quantize.fusion import group_key
 from clefq.quantize.layout import plan_units
 from clefq.quantize.run import QuantizeSpec, quantize
 from clefq.quantize.stream import Stream, stream_outputs

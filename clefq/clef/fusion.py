@@ -2,14 +2,12 @@
 
 At load time a serving engine stacks these Linears into one matrix product. An NVFP4 product has
 one weight global scale and one input global scale, so the members must share both, and one
-format. llm-compressor shares scales by two tables of its own, which lack the Gated DeltaNet
-pair; `shared_scale_tables` feeds both from this one.
+format.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 # fused name -> members, in the order in which the engine stacks them
@@ -70,36 +68,3 @@ def fused_groups(modules: Iterable[str]) -> list[FusedGroup]:
         if len(members) > 1:
             groups.append(FusedGroup(prefix, fused, members))
     return groups
-
-
-@contextmanager
-def shared_scale_tables() -> Iterator[None]:
-    """Makes llm-compressor share the global scales of every group of `FUSED` inside the block.
-
-    Its two tables are mutable module state read at call time: the list that oneshot's observers
-    are linked by, and the pair that its model-free path reads. Both are restored afterwards.
-    """
-    from llmcompressor.entrypoints.model_free import microscale
-    from llmcompressor.observers import helpers
-
-    names = helpers.FUSED_LAYER_NAMES
-    patterns = microscale.DEFAULT_FUSED_MAPPINGS
-    lists = microscale._DEFAULT_FUSED_MAPPINGS_LIST
-    saved = list(names), dict(patterns), list(lists)
-    known = {frozenset(group) for group in names}
-    for leaves in FUSED.values():
-        if frozenset(leaves) in known:
-            continue
-        first, *rest = leaves
-        names.append(leaves)
-        patterns[rf"^(?P<prefix>.+?)\.{first}\.weight$"] = [
-            f"{{prefix}}.{leaf}.weight" for leaf in rest
-        ]
-        lists.append([rf"re:.*\.{leaf}\.weight$" for leaf in leaves])
-    try:
-        yield
-    finally:
-        names[:] = saved[0]
-        patterns.clear()
-        patterns.update(saved[1])
-        lists[:] = saved[2]

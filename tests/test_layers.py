@@ -1,0 +1,76 @@
+"""Imports point one way: cli, then the packages that do the work, then the model format."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import clefq
+
+ROOT = Path(clefq.__file__).parent
+# package -> which packages it may import, at the top of a file or inside a function
+BELOW = {"clef", "store"}
+ALLOWED: dict[str, set[str]] = {
+    "clef": {"store"},
+    "store": {"clef"},
+    "quantize": BELOW,
+    "parity": BELOW,
+    "serving": BELOW,
+    # the vLLM engine is the serving layer, run offline
+    "engines": BELOW | {"serving"},
+    # the miniature is trained on public sets, and its own sets are one source of data
+    "nano": BELOW | {"data"},
+    "data": BELOW | {"nano"},
+    "cli": BELOW | {"data", "quantize", "engines", "serving", "parity", "nano"},
+}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Subpackages of clefq that a file imports."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            names = [node.module]
+            if node.module == "clefq":
+                names = [f"clefq.{alias.name}" for alias in node.names]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "clefq" and len(parts) > 1 and (ROOT / parts[1]).is_dir():
+                yield parts[1]
+
+
+def test_every_package_has_its_place() -> None:
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert packages == set(ALLOWED)
+
+
+def test_imports_point_down() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports clefq.{other}"
+        for package, allowed in ALLOWED.items()
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for other in imports(path)
+        if other != package and other not in allowed
+    ]
+    assert wrong == []
+
+
+def test_only_their_packages_import_the_heavy_libraries() -> None:
+    homes = {"llmcompressor": {"quantize"}, "vllm": {"serving"}}
+    wrong = []
+    for path in sorted(ROOT.rglob("*.py")):
+        package = path.relative_to(ROOT).parts[0]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            modules: list[str] = []
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                modules = [node.module or ""]
+            for module in modules:
+                home = homes.get(module.partition(".")[0])
+                if home is not None and package not in home:
+                    wrong.append(f"{path.relative_to(ROOT)} imports {module}")
+    assert wrong == []
