@@ -16,6 +16,7 @@ import yaml
 from clefq.data.sources import SOURCES
 from clefq.errors import DefinitionError
 from clefq.store.data_files import DataFolder, data_folder
+from clefq.store.run import can_name_folder
 from clefq.store.sets import Role
 from clefq.store.strict import read_strict
 
@@ -174,7 +175,7 @@ def definition_faults(definition: Definition, role: Role) -> list[str]:
     if definition.role != role:
         found.append(f"role is {definition.role}, but `clefq build {role}` was asked for")
     name = definition.name
-    if not name or name.startswith(".") or any(c in name for c in '/\\\0:*?"<>|'):
+    if not can_name_folder(name):
         found.append(f"name {name!r} cannot be a folder's name")
     if not definition.sources:
         found.append("sources is empty")

@@ -7,6 +7,7 @@ sides: what is malformed is refused when it is written, not when it is judged.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
@@ -22,11 +23,14 @@ import pyarrow.parquet as pq
 from clefq.errors import PredictionsError
 from clefq.store.atomic import atomic_file
 from clefq.store.list_columns import ListColumn, list_column
+from clefq.store.run import can_name_folder
+from clefq.store.strict import read_strict
 
 SCHEMA_VERSION = 1
 METADATA_KEY = b"clefq"
 KERNELS = ("real", "simulated")
 ARITHMETIC = ("bf16", "w8a8", "w4a16", "w4a4")
+_HEX64 = re.compile(r"[0-9a-f]{64}")
 QUESTION_TYPES = ("noul", "choice", "score")
 
 ARROW_SCHEMA = pa.schema(
@@ -102,8 +106,11 @@ class PredictionsMeta:
             found.append(
                 f"arithmetic is {self.arithmetic!r}, expected one of {', '.join(ARITHMETIC)}"
             )
-        digest = self.eval_set_sha256
-        if not (isinstance(digest, str) and len(digest) == 64):
+        if not can_name_folder(self.eval_set):
+            found.append(f"eval_set {self.eval_set!r} cannot be a folder's name")
+        if self.max_length < 1:
+            found.append(f"max_length is {self.max_length}, expected at least 1")
+        if not _HEX64.fullmatch(self.eval_set_sha256):
             found.append("eval_set_sha256 is not 64 hex digits")
         quantum = self.probability_quantum
         if quantum is not None and not 0 < quantum < 1:
@@ -184,7 +191,8 @@ class _Columns:
         lengths = self.logprobs.counts
         values = self.logprobs.values
         bad = np.isnan(values) | np.isposinf(values)
-        total = self._by_row(self.logprobs, np.exp(np.where(bad, -np.inf, values)))
+        with np.errstate(over="ignore"):  # a damaged value; its sum is refused below
+            total = self._by_row(self.logprobs, np.exp(np.where(bad, -np.inf, values)))
         return [
             (~known, lambda at: f"unknown question type {types.iloc[at]!r}"),
             (self._few_options(), lambda _: "needs at least two distinct option ids"),
@@ -196,6 +204,7 @@ class _Columns:
                 ~failed & (lengths != self.options.counts),
                 lambda at: f"{lengths[at]} logprobs for {self.options.counts[at]} options",
             ),
+            (self._negative_tokens(), lambda _: "input_tokens or truncated_tokens is negative"),
             (
                 self._by_row(self.logprobs, bad.astype(np.float64)) > 0,
                 lambda _: "logprobs hold NaN or +inf; write the row with its error instead",
@@ -205,6 +214,10 @@ class _Columns:
                 lambda at: f"probabilities sum to {float(total[at])!r}",
             ),
         ]
+
+    def _negative_tokens(self) -> npt.NDArray[np.bool_]:
+        tokens = self.frame[["input_tokens", "truncated_tokens"]]
+        return (tokens < 0).any(axis=1).to_numpy(dtype=bool)
 
     def _few_options(self) -> npt.NDArray[np.bool_]:
         codes, names = pd.factorize(self.options.values)
@@ -257,17 +270,41 @@ def read_predictions(path: Path) -> Predictions:
     """
     file = _open(path)
     meta = _meta_of(path, file.schema_arrow.metadata)
-    table = file.read()
-    if table.schema.names != ARROW_SCHEMA.names:
-        raise PredictionsError(
-            f"{path} has columns {', '.join(table.schema.names)}.",
-            fix="write it with `clefq predict`.",
-        )
+    table = _table_of(path, file)
     frame = table.to_pandas()
     faults = validate_frame(frame, meta.probability_quantum)
     if faults:
         raise PredictionsError(f"{path} is malformed: {faults[0]}.", faults=faults[1:])
     return Predictions(meta=meta, frame=frame, path=path)
+
+
+def _table_of(path: Path, file: pq.ParquetFile) -> pa.Table:
+    """The rows, in columns of exactly the names and types that are written."""
+    names = file.schema_arrow.names
+    if names != ARROW_SCHEMA.names:
+        raise PredictionsError(f"{path} has columns {', '.join(names)}.", fix=_IMPORT_FIX)
+    try:
+        table = file.read()
+        table.validate(full=True)
+    except (pa.ArrowException, OSError) as error:
+        raise PredictionsError(f"{path} is damaged.", fix=_AGAIN_FIX) from error
+    faults = [
+        f"column {field.name} is {found.type}, expected {field.type}"
+        for field, found in zip(ARROW_SCHEMA, table.schema, strict=True)
+        if found.type != field.type
+    ]
+    faults += [
+        f"column {field.name} holds nulls"
+        for field, column in zip(ARROW_SCHEMA, table.columns, strict=True)
+        if not field.nullable and column.null_count
+    ]
+    if faults:
+        raise PredictionsError(f"{path}: {faults[0]}.", fix=_IMPORT_FIX, faults=faults[1:])
+    return table
+
+
+_AGAIN_FIX = "make it again with `clefq predict`."
+_IMPORT_FIX = "make it with `clefq predict`, or with `clefq import` from another tool's answers."
 
 
 def _open(path: Path) -> pq.ParquetFile:
@@ -278,9 +315,7 @@ def _open(path: Path) -> pq.ParquetFile:
             f"no predictions file {path}.", fix="make it with `clefq predict`."
         ) from error
     except (pa.ArrowInvalid, OSError) as error:
-        raise PredictionsError(
-            f"{path} is not a whole Parquet file.", fix="make it again with `clefq predict`."
-        ) from error
+        raise PredictionsError(f"{path} is not a whole Parquet file.", fix=_AGAIN_FIX) from error
 
 
 def _meta_of(path: Path, metadata: dict[bytes, bytes] | None) -> PredictionsMeta:
@@ -291,14 +326,16 @@ def _meta_of(path: Path, metadata: dict[bytes, bytes] | None) -> PredictionsMeta
         )
     try:
         values = json.loads(blob)
-        names = {field.name for field in fields(PredictionsMeta)}
-        if not isinstance(values, dict) or set(values) != names:
-            wrong = sorted(set(values) ^ names) if isinstance(values, dict) else ["not an object"]
-            raise PredictionsError(f"{path}: metadata differs in {', '.join(wrong)}.")
-        meta = PredictionsMeta(**values)
-    except json.JSONDecodeError as error:
-        raise PredictionsError(f"{path}: metadata is not JSON.") from error
-    faults = meta.faults()
-    if faults:
-        raise PredictionsError(f"{path}: {faults[0]}.", faults=faults[1:])
+    except (ValueError, RecursionError) as error:
+        raise PredictionsError(f"{path}: metadata is not JSON.", fix=_AGAIN_FIX) from error
+    names = {field.name for field in fields(PredictionsMeta)}
+    if not isinstance(values, dict) or set(values) != names:
+        wrong = sorted(set(values) ^ names) if isinstance(values, dict) else ["not an object"]
+        raise PredictionsError(f"{path}: metadata differs in {', '.join(wrong)}.", fix=_AGAIN_FIX)
+    faults: list[str] = []
+    meta = read_strict(PredictionsMeta, values, faults)
+    if meta is not None:
+        faults = meta.faults()
+    if meta is None or faults:
+        raise PredictionsError(f"{path}: {faults[0]}.", fix=_AGAIN_FIX, faults=faults[1:])
     return meta

@@ -67,3 +67,12 @@ def _names(folder: Path) -> list[str]:
     if not folder.is_dir():
         return []
     return sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def can_name_folder(name: str) -> bool:
+    """Whether a set may have this name: one plain folder name, visible, on every system."""
+    plain = name.isprintable() and not any(c in name for c in '/\\:*?"<>|')
+    return plain and 0 < len(name.encode()) <= _LONGEST and not name.startswith(".")
+
+
+_LONGEST = 200  # bytes; file systems allow 255, and names beside it are a little longer

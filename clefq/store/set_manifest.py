@@ -10,6 +10,7 @@ from typing import Any, Literal
 from clefq.clef.records import Record
 from clefq.errors import InputError
 from clefq.store.atomic import read_json
+from clefq.store.run import can_name_folder
 from clefq.store.strict import read_strict
 
 SCHEMA_VERSION = 1
@@ -172,6 +173,8 @@ def read_manifest(path: Path) -> SetManifest:
     manifest = read_strict(SetManifest, value, faults)
     if manifest is not None and manifest.schema_version != SCHEMA_VERSION:
         faults.append(f"schema_version is {manifest.schema_version}, expected {SCHEMA_VERSION}")
+    if manifest is not None and not can_name_folder(manifest.name):
+        faults.append(f"name {manifest.name!r} cannot be a folder's name")
     if manifest is None or faults:
         raise InputError(
             f"{path}: {faults[0]}.", fix="build the set again.", faults=tuple(faults[1:])

@@ -112,3 +112,11 @@ def test_hashes_agree(tmp_path: Path) -> None:
     data = bytes(range(256)) * 9000
     (tmp_path / "x").write_bytes(data)
     assert sha256_file(tmp_path / "x") == sha256_bytes(data)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b'{"a": "\xff"}', b"[" * 100_000, b"[1,]"])
+def test_what_is_no_json_is_refused_with_its_path(tmp_path, data):
+    path = tmp_path / "config.json"
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=r"config\.json is not valid JSON"):
+        read_json(path)

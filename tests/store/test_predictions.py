@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -229,6 +231,9 @@ def test_malformed_frames_are_not_written(tmp_path):
         ({"created_at": "2026-01-01T00:00:00"}, "time zone"),
         ({"created_at": "yesterday"}, "RFC 3339"),
         ({"kernels": "fake"}, "kernels"),
+        ({"eval_set": "../elsewhere"}, "folder"),
+        ({"eval_set_sha256": "z" * 64}, "hex"),
+        ({"max_length": -1}, "max_length"),
     ],
 )
 def test_metadata_faults(changes, word):
@@ -268,3 +273,59 @@ def test_malformed_rows_of_a_file_are_refused(tmp_path):
     pq.write_table(table.replace_schema_metadata({METADATA_KEY: blob}), path)
     with pytest.raises(PredictionsError, match="malformed: r0/q0: probabilities sum"):
         read_predictions(path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"probability_quantum": "x"}, {"variant": 7}, {"device": None}, {"schema_version": True}],
+)
+def test_metadata_of_another_type_is_refused(tmp_path, changes):
+    path = tmp_path / "p.parquet"
+    save(path, ARROW_SCHEMA.empty_table(), json.dumps({**asdict(META), **changes}).encode())
+    with pytest.raises(PredictionsError, match=next(iter(changes))):
+        read_meta(path)
+
+
+@pytest.mark.parametrize("blob", [b"\xff{", b"[" * 100_000])
+def test_metadata_that_is_no_json_is_refused(tmp_path, blob):
+    path = tmp_path / "p.parquet"
+    save(path, ARROW_SCHEMA.empty_table(), blob)
+    with pytest.raises(PredictionsError, match="not JSON"):
+        read_meta(path)
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "word"),
+    [
+        ("record_id", pa.array([7]), "record_id is int64, expected string"),
+        ("record_id", pa.array([None], pa.string()), "record_id holds nulls"),
+        ("input_tokens", pa.array(["5"]), "input_tokens is string"),
+        ("input_tokens", pa.array([None], pa.int64()), "input_tokens holds nulls"),
+        ("truncated_tokens", pa.array([-5]), "negative"),
+        ("option_ids", pa.array(["ab"]), "option_ids is string"),
+    ],
+)
+def test_columns_of_another_type_are_refused(tmp_path, column, values, word):
+    path = tmp_path / "p.parquet"
+    table = pa.Table.from_pandas(frame_of(row()), schema=ARROW_SCHEMA, preserve_index=False)
+    table = table.set_column(ARROW_SCHEMA.get_field_index(column), column, values)
+    save(path, table, json.dumps(asdict(META)).encode())
+    with pytest.raises(PredictionsError, match=word):
+        read_predictions(path)
+
+
+def test_a_damaged_file_is_refused_wherever_the_damage_is(tmp_path):
+    path = tmp_path / "p.parquet"
+    rows = [row(record_id=f"r{i}", cohort=f"c{i % 7}") for i in range(300)]
+    write_predictions(path, frame_of(*rows), META)
+    whole = path.read_bytes()
+    for at in range(4, len(whole) - 8, 97):
+        damaged = bytearray(whole)
+        damaged[at : at + 4] = bytes(255 - byte for byte in damaged[at : at + 4])
+        path.write_bytes(damaged)
+        with contextlib.suppress(PredictionsError):
+            read_predictions(path)
+
+
+def save(path: Path, table: pa.Table, blob: bytes) -> None:
+    pq.write_table(table.replace_schema_metadata({METADATA_KEY: blob}), path)
