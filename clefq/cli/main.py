@@ -21,6 +21,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells expect it
 app = typer.Typer(
     name="clefq",
     no_args_is_help=True,
+    rich_markup_mode="markdown",  # paragraphs flow to the width of the terminal
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

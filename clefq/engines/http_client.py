@@ -132,7 +132,7 @@ class SystemOneClient:
     def _unreachable(self, error: Exception) -> ClefqError:
         return ClefqError(
             f"cannot reach {self.base}: {error}.",
-            fix="start the server (`clefq serve MODEL`), then run the same command; it resumes.",
+            fix="start the server, then run the same command; it resumes.",
         )
 
 

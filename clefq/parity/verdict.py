@@ -240,7 +240,7 @@ def _failed(
 ) -> Verdict:
     name = evidence.candidate.variant
     sentence = f"{name} breaks {len(failed)} of {required} required gates."
-    step = "Do not ship it; `clefq sensitivity` shows which layers to keep in higher precision."
+    step = "Do not ship it; a scheme that keeps more precision may pass (mixed, nvfp4-mlp, fp8)."
     return Verdict(FAIL, sentence, tuple(map(describe, failed)), step, None, banners)
 
 

@@ -214,7 +214,7 @@ def test_what_no_record_can_mend_ends_the_run(
 def test_no_server_is_one_line() -> None:
     with pytest.raises(ClefqError, match=r"cannot reach http://127\.0\.0\.1:9") as caught:
         HttpEngine("http://127.0.0.1:9", "clef", EngineSpec())
-    assert "clefq serve" in str(caught.value.fix)
+    assert "start the server" in str(caught.value.fix)
     with pytest.raises(InputError, match="is no http address"):
         HttpEngine("localhost:8000", "clef", EngineSpec())
 
