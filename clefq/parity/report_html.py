@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from clefq.parity.cards import find_card
 from clefq.parity.gates import round_up, title_of
@@ -91,8 +91,22 @@ def _environment() -> jinja2.Environment:
     environment.filters.update(
         figure=figure, interval=interval, count=count, short=short_hash, title=title_of
     )
+    environment.filters.update(prose=_prose, size=_size)
     environment.globals.update(MARKS=MARKS, NONE=NONE, css=Markup(sources["style.css"]))
     return environment
+
+
+def _prose(text: str | None) -> Markup:
+    """Text with its `commands` set as code."""
+    pieces = (text or "").split("`")
+    shown = (f"<code>{escape(p)}</code>" if i % 2 else escape(p) for i, p in enumerate(pieces))
+    return Markup("").join(map(Markup, shown))
+
+
+def _size(gigabytes: float | None) -> str:
+    if gigabytes is None:
+        return NONE
+    return f"{gigabytes:.3g} GB" if gigabytes >= 0.1 else f"{gigabytes * 1000:.3g} MB"
 
 
 def _gate_row(gate: Mapping[str, Any]) -> dict[str, Any]:

@@ -168,3 +168,11 @@ def test_index_names_the_tally(folder: Path) -> None:
 def test_gate_results_name_what_a_gate_file_asks() -> None:
     gate = Gate("g", "tv", "at_most", None, 0.05)
     assert GateFile("t", "d", (gate,)).bound is False
+
+
+def test_commands_in_the_next_step_are_set_as_code_and_the_rest_is_escaped() -> None:
+    from clefq.parity.report_html import _prose, _size
+
+    assert str(_prose("Run `clefq plan` <now>.")) == "Run <code>clefq plan</code> &lt;now&gt;."
+    assert str(_prose(None)) == ""
+    assert [_size(None), _size(18.04), _size(0.0117)] == ["–", "18 GB", "11.7 MB"]
