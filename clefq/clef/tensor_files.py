@@ -135,7 +135,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         ) from error
     try:
         header = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: its header is not JSON.", fix=_FIX) from error
     if not isinstance(header, dict):
         raise CheckpointError(f"{path}: its header is not an object.", fix=_FIX)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from clefq import __version__
-from clefq.errors import ClefqError
+from clefq.errors import ClefqError, ExitCode, MissingDependencyError
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells expect it
 
@@ -40,6 +41,20 @@ COMMANDS: dict[str, str] = {
     "audit": "audit",
     "repair": "repair",
     "demo": "demo",
+    "doctor": "doctor",
+}
+
+# Packages that only some commands need → the extra that brings them.
+EXTRAS = {
+    "accelerate": "quantize",
+    "compressed_tensors": "quantize",
+    "datasets": "hub",
+    "llmcompressor": "quantize",
+    "PIL": "quantize",
+    "safetensors": "quantize",
+    "torch": "quantize",
+    "transformers": "quantize",
+    "vllm": "serve",
 }
 
 
@@ -78,6 +93,13 @@ def run() -> None:
     except ClefqError as error:
         _print_error(error)
         sys.exit(int(error.exit_code))
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        command = f"pip install 'clefq[{EXTRAS[package]}]'"
+        _print_error(MissingDependencyError(package, command))
+        sys.exit(int(ExitCode.USAGE))
     except (KeyboardInterrupt, SystemExit) as stop:
         # typer turns Ctrl-C into exit code 130 by itself, and says nothing about what is left
         if isinstance(stop, SystemExit) and stop.code != INTERRUPTED:
@@ -86,6 +108,12 @@ def run() -> None:
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
         sys.exit(141)
+    except OSError as error:  # a disk that fills, a file that vanishes or cannot have its name
+        from clefq.store.atomic import disk_error
+
+        fault = disk_error(error, Path(error.filename or "a file"))
+        _print_error(fault)
+        sys.exit(int(fault.exit_code))
 
 
 def _print_error(error: ClefqError) -> None:

@@ -19,6 +19,7 @@ from clefq.store.data_files import DataFolder, data_folder
 from clefq.store.run import can_name_folder
 from clefq.store.sets import Role
 from clefq.store.strict import read_strict
+from clefq.store.yaml_text import load_yaml
 
 SCHEMA_VERSION = 1
 FOLDERS: dict[Role, DataFolder] = {"calibration": "calibration", "eval": "evals"}
@@ -143,7 +144,7 @@ def load_definition(path: Path, role: Role) -> Definition:
         DefinitionError: Not YAML, or not of this schema; lists every fault.
     """
     try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+        value = load_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise DefinitionError(f"cannot read {path}: {error}.") from error
     except yaml.YAMLError as error:

@@ -93,7 +93,7 @@ def json_row(file: str, number: int, line: bytes) -> Row:
         value = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
     except UnicodeDecodeError:
         return Row(file, number, None, "not UTF-8")
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return Row(file, number, None, "not JSON")
     if not isinstance(value, dict):
         return Row(file, number, None, "not a JSON object")
@@ -109,7 +109,7 @@ def json_file(folder: Path, file: str) -> Any:
     path = _open(folder, file)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise DefinitionError(f"{path} is not valid JSON: {error}.") from error
 
 

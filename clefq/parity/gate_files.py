@@ -18,6 +18,7 @@ from clefq.parity.gate_parsing import parse_gates
 from clefq.parity.gate_schema import BoundBaseline, BoundSet, GateFile
 from clefq.store.atomic import sha256_bytes
 from clefq.store.data_files import data_folder
+from clefq.store.yaml_text import load_yaml
 
 TEMPLATES = ("release", "smoke", "strict")
 
@@ -69,7 +70,7 @@ def freeze_text(text: str, eval_set: BoundSet, baseline: BoundBaseline) -> str:
     Raises:
         GateFileError: The text is bound already.
     """
-    value: Any = yaml.safe_load(text)
+    value: Any = load_yaml(text)
     if value.get("eval_set") is not None or value.get("baseline") is not None:
         raise GateFileError(
             "the gate file is bound already.",

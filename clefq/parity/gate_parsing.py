@@ -23,6 +23,7 @@ from clefq.parity.gate_schema import (
     PolicySpec,
     SliceSelector,
 )
+from clefq.store.yaml_text import load_yaml
 
 _NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_.")
 
@@ -38,7 +39,7 @@ def parse_gates(data: bytes, where: str) -> GateFile:
         GateFileError: At fault; lists every fault.
     """
     try:
-        value = yaml.safe_load(data.decode("utf-8"))
+        value = load_yaml(data.decode("utf-8"))
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         line = " ".join(str(error).split())
         raise GateFileError(f"{where} is not valid YAML: {line}.") from error

@@ -289,7 +289,7 @@ def _read_jsonl(path: Path, file: Iterable[str]) -> dict[Key, Answer]:
                 if key in answers:
                     raise ValueError(f"{key[0]}/{key[1]} appears twice")
                 answers[key] = answer
-        except ValueError as error:  # json.JSONDecodeError is one
+        except (ValueError, RecursionError) as error:  # json.JSONDecodeError is one
             faults.add(line, str(error))
     faults.raise_if_any()
     return answers

@@ -11,6 +11,7 @@ import yaml
 from clefq.errors import InputError, RecipeError
 from clefq.store.atomic import sha256_bytes
 from clefq.store.data_files import data_folder
+from clefq.store.yaml_text import load_yaml
 
 # scheme name -> file in recipes/; a test compares this with the folder
 SCHEMES: dict[str, str] = {
@@ -112,7 +113,7 @@ def modifiers_of(text: str, origin: str) -> list[tuple[str, dict[str, Any]]]:
         RecipeError: Not YAML, or no `*_stage` with `*_modifiers`.
     """
     try:
-        body = yaml.safe_load(text)
+        body = load_yaml(text)
     except yaml.YAMLError as error:
         raise RecipeError(f"{origin} is not valid YAML: {_one_line(error)}.") from error
     found = []
@@ -121,13 +122,19 @@ def modifiers_of(text: str, origin: str) -> list[tuple[str, dict[str, Any]]]:
             continue
         for group_name, group in stage.items():
             if str(group_name).endswith("_modifiers") and isinstance(group, dict):
-                found += [(str(name), dict(args or {})) for name, args in group.items()]
+                found += [(str(name), _arguments(args, origin)) for name, args in group.items()]
     if not found:
         raise RecipeError(
             f"{origin} holds no modifiers.",
             fix="start from a file of recipes/ (quant_stage: quant_modifiers: …).",
         )
     return found
+
+
+def _arguments(args: object, origin: str) -> dict[str, Any]:
+    if args is not None and not isinstance(args, dict):
+        raise RecipeError(f"{origin}: a modifier's arguments are {args!r}, expected a mapping.")
+    return {str(key): value for key, value in (args or {}).items()}
 
 
 def _one_line(error: Exception) -> str:

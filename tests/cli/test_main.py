@@ -98,3 +98,38 @@ def test_ctrl_c_exits_130(
     assert stop.value.code == 130
     assert "nothing half-written" in capsys.readouterr().err
     assert app is not interrupted
+
+
+def test_a_disk_error_nobody_expected_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full() -> None:
+        raise OSError(28, "No space left on device", "/data/out")
+
+    monkeypatch.setattr("clefq.cli.main.app", full)
+    monkeypatch.setattr(sys, "argv", ["clefq", "build"])
+    with pytest.raises(SystemExit) as stop:
+        run()
+    assert stop.value.code == 2
+    assert "no space left while writing /data/out" in capsys.readouterr().err
+
+
+def test_a_missing_package_names_the_extra_that_brings_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lacking() -> None:
+        raise ModuleNotFoundError("No module named 'llmcompressor'", name="llmcompressor.logger")
+
+    monkeypatch.setattr("clefq.cli.main.app", lacking)
+    monkeypatch.setattr(sys, "argv", ["clefq"])
+    with pytest.raises(SystemExit) as stop:
+        run()
+    assert stop.value.code == 2
+    assert "pip install 'clefq[quantize]'" in capsys.readouterr().err
+
+    def broken() -> None:
+        raise ModuleNotFoundError("No module named 'clefq.absent'", name="clefq.absent")
+
+    monkeypatch.setattr("clefq.cli.main.app", broken)
+    with pytest.raises(ModuleNotFoundError):
+        run()

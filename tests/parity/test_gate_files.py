@@ -112,6 +112,12 @@ def test_what_is_no_gate_file_is_refused(data: bytes) -> None:
     assert faults_of(data)
 
 
+def test_gates_named_twice_are_refused_not_halved() -> None:
+    data = file_with(gate()) + b"\ngates: []\n"
+    with pytest.raises(GateFileError, match="the key gates appears twice"):
+        parse_gates(data, "gates.yaml")
+
+
 def test_missing_file_names_the_templates(tmp_path: Path) -> None:
     with pytest.raises(GateFileError) as caught:
         load_gates(str(tmp_path / "none.yaml"))

@@ -181,3 +181,9 @@ def test_both_tables_of_llm_compressor_are_fed_and_restored() -> None:
         assert len({frozenset(g) for g in FUSED_LAYER_NAMES}) == len(FUSED_LAYER_NAMES)
         assert len(microscale.get_fused_names(names)[0]) == 1
     assert before == (FUSED_LAYER_NAMES, microscale.DEFAULT_FUSED_MAPPINGS)
+
+
+def test_arguments_that_are_no_mapping_are_refused() -> None:
+    text = "quant_stage:\n  quant_modifiers:\n    QuantizationModifier: FP8\n"
+    with pytest.raises(RecipeError, match="expected a mapping"):
+        modifiers_of(text, "mine.yaml")
