@@ -11,7 +11,13 @@ from clefq.clef.fusion import FUSED, fused_groups, group_key
 from clefq.errors import CheckpointError, RecipeError
 from clefq.quantize.plan import Plan, make_plan
 from clefq.quantize.quiet import quiet_libraries
-from clefq.quantize.recipes import SCHEMES, Recipe, bundled_recipe, custom_recipe
+from clefq.quantize.recipes import (
+    SCHEMES,
+    Recipe,
+    bundled_recipe,
+    custom_recipe,
+    modifiers_of,
+)
 from clefq.quantize.shared_scales import shared_scale_tables
 from clefq.store.data_files import data_folder
 from tests.quantize.conftest import Make
