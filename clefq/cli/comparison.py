@@ -195,13 +195,19 @@ def _check_variants(candidates: Sequence[Slot]) -> None:
 
 
 def _check_apart(baseline: Slot, candidates: Sequence[Slot]) -> None:
-    """Two models whose folders have the same name must not share one predictions file."""
+    """Neither the baseline itself nor another model of the same name may be the candidate."""
     for slot in candidates:
-        if slot.path == baseline.path and slot.model != baseline.model:
+        if slot.path.resolve() != baseline.path.resolve():
+            continue
+        if None in (slot.model, baseline.model) or slot.model == baseline.model:
             raise InputError(
-                f"{baseline.model} and {slot.model} are both called {slot.variant}.",
-                fix="predict one with another --variant NAME, and give its predictions file.",
+                f"the candidate {slot.variant} is the baseline itself: {slot.path}.",
+                fix="name another candidate; another run of the baseline goes to --replicate.",
             )
+        raise InputError(
+            f"{baseline.model} and {slot.model} are both called {slot.variant}.",
+            fix="predict one with another --variant NAME, and give its predictions file.",
+        )
 
 
 def predict_missing(plans: Sequence[SetPlan], request: Request, console: Console) -> None:

@@ -173,7 +173,11 @@ def judge_candidate(
     noise = noise_floor(statistics, baseline, replicates) if replicates else None
     source = StatisticsSource(statistics, noise)
     superseded = _superseded(spec, statistics, noise)
-    banners = _banners(prereg, superseded)
+    old = superseded
+    banners = gate_banners(
+        prereg.status,
+        None if old is None else (old.loaded.gates.name, old.loaded.sha256, old.verdict.word),
+    )
     evidence = Evidence(
         gates=gates,
         results=judge_gates(gates, source),
@@ -245,9 +249,16 @@ def _superseded(
     if old is None:
         return None
     pairs = statistics.pairs
-    # The old file's policies, not the new one's of the same name.
-    own = replace(statistics.spec, policies=old.gates.policies)
-    source = StatisticsSource(replace(statistics, spec=own, _memo={}), noise)
+    # The old file's policies, not the new one's of the same name, and the old file's seed.
+    own = replace(
+        statistics.spec,
+        gate_file_sha256=old.sha256,
+        policies=old.gates.policies,
+        thresholds=old.gates.thresholds,
+    )
+    statistics = replace(statistics, spec=own, _memo={})
+    noise = None if noise is None else replace(noise, statistics=statistics)
+    source = StatisticsSource(statistics, noise)
     evidence = Evidence(
         gates=old.gates,
         results=judge_gates(old.gates, source),
@@ -259,15 +270,21 @@ def _superseded(
     return SupersededVerdict(old, verdict, results)
 
 
-def _banners(prereg: Preregistration, superseded: SupersededVerdict | None) -> tuple[str, ...]:
+def gate_banners(status: str, superseded: tuple[str, str, str] | None) -> tuple[str, ...]:
+    """What stands above a verdict because of its gate file.
+
+    Args:
+        status: The pre-registration's status.
+        superseded: Name, hash and verdict of the gate file that was replaced, or None.
+    """
     found = []
     if superseded is not None:
+        name, sha, word = superseded
         found.append(
-            f"{OTHER_GATES}: by the gate file {superseded.loaded.gates.name} "
-            f"{superseded.loaded.sha256[:12]} that this one replaces, the verdict is "
-            f"{superseded.verdict.word.upper()}"
+            f"{OTHER_GATES}: by the gate file {name} {sha[:12]} that this one replaces, "
+            f"the verdict is {word.upper()}"
         )
-    if prereg.status == AFTER_RESULTS:
+    if status == AFTER_RESULTS:
         found.append("the gates were committed after the candidate was run")
     return tuple(found)
 
@@ -286,7 +303,7 @@ def _unpaired(
         reasons=(error.message, *error.faults),
         next_step="Predict both models again on the same set, with the same clefq.",
         more_questions=None,
-        banners=_banners(prereg, None),
+        banners=gate_banners(prereg.status, None),
     )
     coverage = Coverage(0, 0, 0, 0, spec.loaded.gates.coverage)
     return CandidateReport(baseline, candidate, spec.loaded, prereg, coverage, None, (), verdict)

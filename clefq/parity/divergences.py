@@ -68,7 +68,8 @@ class QuestionValues:
         has_gold: bool [n].
         agree: Both chose the same option, bool [n]; False where one failed.
         agree_surely: They do in every order of the options, bool [n].
-        gained_surely: The candidate alone is right in every order, bool [n].
+        gained_surely: Both answered and the candidate alone is right in every order, bool [n].
+            Where the baseline failed, nobody knows what it would have said.
         lost_possibly: The baseline alone is right in some order, bool [n].
         kl: KL(baseline‖candidate), nats, float64 [n]; inf where p > 0 and q = 0; NaN if not valid.
         tv: Total variation, float64 [n]; NaN if not valid.
@@ -107,7 +108,7 @@ def question_values(pairs: PairedSet) -> QuestionValues:
         has_gold=has_gold,
         agree=valid & (baseline.top == candidate.top),
         agree_surely=valid & ~only_first & ~only_second,
-        gained_surely=second_must & ~first_may,
+        gained_surely=valid & second_must & ~first_may,
         lost_possibly=first_may & (~second_may | only_second),
         kl=kl,
         tv=tv,

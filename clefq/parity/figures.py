@@ -102,10 +102,12 @@ def pending_figure(
         return Pending(bare, None, None)
     if measure.rare and not bool(values.any()):
         # A bootstrap of zeros would claim certainty.
-        most = measure.limits[1] * (korn_graubard(value, confidence)[1] or 0.0)
-        metric = replace(bare, lower=0.0, upper=most, method=KORN_GRAUBARD)
+        share = korn_graubard(value, confidence)[1] or 0.0
+        low, high = measure.limits
+        metric = replace(bare, lower=share * low, upper=share * high, method=KORN_GRAUBARD)
         return Pending(metric, percentile_job([value]), _percentile_finish(metric))
-    if measure.kind == MEAN and records < CLUSTER_T_FROM:
+    # of rare events even 1,400 records may hold only one or two: too few for a normal sum
+    if measure.kind == MEAN and (measure.rare or records < CLUSTER_T_FROM):
         return Pending(bare, studentized_job(value), _studentized_finish(measure, bare, value))
     method, bounds = _closed_form(measure.kind, value, values, record_index[idx], confidence)
     lower, upper = _clip(bounds, measure.limits)

@@ -116,7 +116,7 @@ class GateFile:
         gates: The gates, in report order.
         policies: Decision policies to report on and to gate.
         thresholds: Thresholds for the `threshold_flips@T` metrics that are reported.
-        alarm_confidence: Family-wise two-sided confidence of the slice alarms (Holm).
+        alarm_confidence: Family-wise one-sided confidence of the slice alarms (Holm).
     """
 
     name: str

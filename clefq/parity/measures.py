@@ -35,7 +35,8 @@ class Measure:
             change it.
         limits: The range that values cannot leave.
         rare: Values are zero but for rare events, so that a sample without one says little: its
-            upper bound is then that of a share without an event, times the largest value.
+            bounds are then those of a share without an event, times the limits. Needs finite
+            limits.
     """
 
     name: str

@@ -53,7 +53,9 @@ class NoiseFloor:
         """What the candidate adds: its metric minus the replicates', question by question.
 
         For `agreement` below zero is worse, for distances above zero. Only questions in the
-        domain of all comparisons count; ties are read pessimistically for the candidate.
+        domain of all comparisons count, and only those that the baseline and its replicates
+        answered: a failed replicate must not excuse the candidate. Ties are read pessimistically
+        for the candidate.
 
         Args:
             name: A level metric, for example `agreement` or `tv`.
@@ -102,6 +104,7 @@ class NoiseFloor:
             domain=both,
             unit="difference" if own.unit == "share" else own.unit,
             limits=(low - high, high - low) if np.isfinite(high - low) else (-np.inf, np.inf),
+            rare=own.kind == SHARE,
         )
 
     def _floor_values(self, name: str) -> tuple[FloatArray, BoolArray]:
@@ -111,7 +114,7 @@ class NoiseFloor:
         thresholds = self.statistics.spec.thresholds
         for pairs, values, rows in zip(self.replicates, self.values, self._rows, strict=True):
             measure = find_measure(pairs, values, name, thresholds)
-            known = (rows >= 0) & measure.domain[rows]
+            known = (rows >= 0) & (measure.domain & values.valid)[rows]
             total += np.where(known, measure.value[rows], 0.0)
             domain &= known
         return total / len(self.replicates), domain

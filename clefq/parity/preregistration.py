@@ -23,7 +23,6 @@ PREREGISTERED = "preregistered"
 AFTER_RESULTS = "after_results"
 UNPROVEN = "unproven"
 TEMPLATE = "not_preregistered"
-STATUSES = (PREREGISTERED, AFTER_RESULTS, UNPROVEN, TEMPLATE)
 
 
 @dataclass(frozen=True, slots=True)

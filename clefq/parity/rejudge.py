@@ -1,7 +1,8 @@
 """Judges stored reports again: from the predictions where they lie, else from stored bounds.
 
 A report is judged against the gate file that it embeds. Judged from stored bounds the verdict is
-labelled so: nobody can check the figures behind it without the predictions.
+labelled so: nobody can check the figures behind it without the predictions. Where other
+predictions lie in their place the report is stale, and invalid.
 """
 
 from __future__ import annotations
@@ -12,27 +13,26 @@ from pathlib import Path
 from typing import Any
 
 from clefq.errors import InputError
-from clefq.parity.compare import OTHER_GATES, judge_candidate
+from clefq.parity.compare import gate_banners, judge_candidate
 from clefq.parity.gate_files import LoadedGates
 from clefq.parity.gate_parsing import parse_gates
-from clefq.parity.gates import OVERALL, FigureQuery, judge_gates
+from clefq.parity.gates import OVERALL, FigureQuery, judge_gates, limit_of
 from clefq.parity.metric import Metric
 from clefq.parity.preregistration import (
-    AFTER_RESULTS,
-    PREREGISTERED,
+    UNPROVEN,
     Commit,
     GitEvidence,
     Preregistration,
+    assess,
 )
 from clefq.parity.report_json import parity_document, read_parity
 from clefq.parity.run import FROM_BOUNDS, FROM_PREDICTIONS, judge_spec, provenance
 from clefq.parity.slices import LENGTH_BANDS, MARGIN_BANDS, OPTION_BANDS
-from clefq.parity.verdict import INVALID, Coverage, Evidence, draw_verdict
+from clefq.parity.verdict import INVALID, Coverage, Evidence, Verdict, draw_verdict
 from clefq.store.atomic import sha256_bytes, sha256_file
 from clefq.store.predictions import PredictionsMeta, read_predictions
 
 STORED_BANNER = "judged from stored bounds: the predictions behind them are not here"
-CHANGED_BANNER = "judged from stored bounds: the predictions were changed after the report"
 REPORT_FILE = "parity.json"
 
 
@@ -87,22 +87,27 @@ def rejudge(path: Path) -> Rejudged:
     """Judges one report again.
 
     Raises:
-        InputError: The file is no report, or its gate file does not match its hash.
+        InputError: The file is no report, or what it says of its gate file contradicts itself.
     """
     document = read_parity(path)
     stored = str(document["verdict"]["word"])
     loaded = _embedded_gates(document["gate_file"], path)
+    superseded = _superseded(document, loaded, path)
     files, changed = _predictions_of(document, path)
     if files is None:
-        banner = CHANGED_BANNER if changed else STORED_BANNER
-        return Rejudged(path, _from_bounds(document, loaded, banner), stored, FROM_BOUNDS)
+        prereg = _preregistration(document, loaded, str(document["candidate"]["created_at"]), path)
+        now = _from_bounds(document, loaded, prereg)
+        if changed:
+            now["verdict"] = _stale(now)
+        return Rejudged(path, now, stored, FROM_BOUNDS)
     baseline, candidate, *replicates = (read_predictions(file) for file in files)
-    spec = judge_spec(loaded, _evidence(document), _superseded(document, path))
+    prereg = _preregistration(document, loaded, candidate.meta.created_at, path)
+    spec = judge_spec(loaded, _evidence(document), superseded)
     spec = replace(spec, expected=document["coverage"]["expected"])
     report = judge_candidate(baseline, candidate, spec, replicates)
     report = replace(
         report,
-        preregistration=Preregistration(**document["gate_file"]["preregistration"]),
+        preregistration=prereg,
         files={
             "baseline": document["baseline"]["predictions"],
             "candidate": document["candidate"]["predictions"],
@@ -124,31 +129,53 @@ def _embedded_gates(gate_file: Mapping[str, Any], path: Path) -> LoadedGates:
     return LoadedGates(gates, text, str(gate_file["sha256"]), path, bool(gate_file["bundled"]))
 
 
-def _superseded(document: Mapping[str, Any], path: Path) -> LoadedGates | None:
+def _superseded(document: Mapping[str, Any], loaded: LoadedGates, path: Path) -> LoadedGates | None:
     old = document["gate_file"]["superseded"]
+    # files that could not be paired have no figures, by neither gate file
+    if document["metrics"] and loaded.gates.supersedes != (None if old is None else old["sha256"]):
+        raise InputError(
+            f"{path}: the embedded gate file does not supersede the one that the report shows; "
+            "the report was changed.",
+            fix="make the report again with `clefq parity`.",
+        )
     return None if old is None else _embedded_gates({"bundled": False, **old}, path)
 
 
 def _evidence(document: Mapping[str, Any]) -> GitEvidence:
     """What git said when the report was made; the gate file may not be here now."""
     stored = document["gate_file"]["preregistration"]
-    if stored["status"] in (PREREGISTERED, AFTER_RESULTS):
+    if stored["commit"] is not None and stored["committed_at"] is not None:
         return GitEvidence(Commit(stored["commit"], stored["committed_at"]), None)
-    return GitEvidence(None, "as in the stored report")
+    return GitEvidence(None, "the stored report names no commit")
+
+
+def _preregistration(
+    document: Mapping[str, Any], loaded: LoadedGates, predicted_at: str, path: Path
+) -> Preregistration:
+    """Assessed again from the stored times; what was unproven keeps its own words."""
+    stored = Preregistration(**document["gate_file"]["preregistration"])
+    try:
+        found = assess(loaded, _evidence(document), predicted_at)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"{path}: the times of the gate file and the predictions cannot be compared; "
+            "the report was changed.",
+            fix="make the report again with `clefq parity`.",
+        ) from error
+    return stored if found.status == stored.status == UNPROVEN else found
 
 
 def _predictions_of(document: Mapping[str, Any], path: Path) -> tuple[list[Path] | None, bool]:
     """Baseline, candidate and replicates if all are here unchanged; whether one was changed."""
-    found = []
+    files, changed = [], False
     for side in (document["baseline"], document["candidate"], *_replicates(document)):
         stored = side["predictions"]
         file = None if stored is None else path.parent / stored["path"]
-        if file is None or not file.is_file():
-            return None, False
-        if sha256_file(file) != stored["sha256"]:
-            return None, True
-        found.append(file)
-    return found, False
+        if file is not None and file.is_file():
+            files.append(file)
+            changed |= sha256_file(file) != stored["sha256"]
+    complete = len(files) == 2 + len(_replicates(document))
+    return (files if complete and not changed else None), changed
 
 
 def _replicates(document: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
@@ -178,9 +205,14 @@ class StoredSource:
     def figure(self, query: FigureQuery) -> Metric | None:
         """The stored figure at the asked confidence, or None."""
         scope = self._scope(query.slice).get(query.metric)
-        for gate in self._document["gates"]:
-            if _answers(gate, query) and gate["n_questions"]:
-                return _metric_of_gate(gate, query, scope)
+        known = [
+            gate
+            for gate in self._document["gates"]
+            if _answers(gate, query) and gate["n_questions"]
+        ]
+        if known:
+            # bounds near one gate's limit rest on more resamples than its neighbour's
+            return _metric_of_gate(min(known, key=lambda g: _apart(g, query)), query, scope)
         same = scope is not None and abs(scope["confidence"] - query.confidence) < 1e-9
         if scope is not None and same and query.reference == "baseline":
             return Metric.from_json(scope)
@@ -215,6 +247,10 @@ def _answers(gate: Mapping[str, Any], query: FigureQuery) -> bool:
     )
 
 
+def _apart(gate: Mapping[str, Any], query: FigureQuery) -> float:
+    return abs(limit_of(gate["direction"], gate["margin"], gate["bound"]) - query.limit)
+
+
 def _metric_of_gate(
     gate: Mapping[str, Any], query: FigureQuery, scope: Mapping[str, Any] | None
 ) -> Metric:
@@ -232,13 +268,20 @@ def _metric_of_gate(
     )
 
 
-def _from_bounds(document: Mapping[str, Any], loaded: LoadedGates, banner: str) -> dict[str, Any]:
+def _from_bounds(
+    document: Mapping[str, Any], loaded: LoadedGates, prereg: Preregistration
+) -> dict[str, Any]:
     """The document with its gates and verdict drawn again from its own bounds."""
     stored = document["verdict"]
-    kept = tuple(text for text in stored["banners"] if text.startswith(OTHER_GATES))
-    now = {**document, "provenance": {**document["provenance"], "judged_from": FROM_BOUNDS}}
+    old = document["gate_file"]["superseded"]
+    replaced = None if old is None else (old["name"], old["sha256"], old["verdict"]["word"])
+    now = {
+        **document,
+        "provenance": {**document["provenance"], "judged_from": FROM_BOUNDS},
+        "gate_file": {**document["gate_file"], "preregistration": prereg.to_json()},
+    }
     if document["coverage"]["expected"] == 0 and stored["word"] == INVALID:
-        return {**now, "verdict": {**stored, "banners": [*stored["banners"], banner]}}
+        return {**now, "verdict": {**stored, "banners": [*stored["banners"], STORED_BANNER]}}
     cover = {
         key: value
         for key, value in document["coverage"].items()
@@ -254,14 +297,28 @@ def _from_bounds(document: Mapping[str, Any], loaded: LoadedGates, banner: str) 
         ),
         baseline=_meta(document["baseline"]),
         candidate=_meta(document["candidate"]),
-        banners=(*kept, banner),
+        banners=(*gate_banners(prereg.status, replaced), STORED_BANNER),
     )
     verdict, results = draw_verdict(evidence)
     return {
         **now,
         "verdict": verdict.to_json(),
+        "coverage": evidence.coverage.to_json(),
         "gates": [result.to_json() for result in results],
     }
+
+
+def _stale(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The verdict of a report that is of other predictions than those that lie here."""
+    return Verdict(
+        word=INVALID,
+        sentence=f"Nothing can be said about {document['candidate']['variant']}: the report is "
+        "not of the predictions that lie here.",
+        reasons=("the predictions were changed after the report",),
+        next_step="Judge them with `clefq parity`.",
+        more_questions=None,
+        banners=tuple(document["verdict"]["banners"]),
+    ).to_json()
 
 
 def _meta(side: Mapping[str, Any]) -> PredictionsMeta:

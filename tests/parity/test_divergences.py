@@ -141,6 +141,15 @@ def test_tie_brackets_by_enumerating_every_order(data):
     assert [bool(got.baseline.tied[0]), bool(got.candidate.tied[0])] == [len(s) > 1 for s in sides]
 
 
+def test_a_failed_baseline_is_no_gain_that_a_gate_may_count():
+    base = single([None, log([0.9, 0.1])], gold=["a", "a"])
+    cand = single([log([0.9, 0.1]), None], gold=["a", "a"])
+    got = question_values(join(base, cand))
+    assert got.candidate.correct.sum() == got.baseline.correct.sum() == 1
+    assert not got.gained_surely.any()
+    assert list(got.lost_possibly) == list(got.baseline.correct)
+
+
 def test_failed_answers_have_no_values():
     base = single([log([0.5, 0.5]), log([0.9, 0.1])], gold=["a", "a"])
     cand = single([None, log([0.9, 0.1])], gold=["a", "a"])

@@ -105,6 +105,31 @@ def test_kl_is_not_gated_below_256_records_and_fails_where_it_is_infinite() -> N
     assert unknown.status == "inconclusive"
 
 
+def test_an_infinite_excess_does_not_fail_the_candidate() -> None:
+    gate = Gate("kl", "kl", "at_most", 0.1, None, reference="replicate")
+    (found,) = judge(gate, {("kl", "overall"): metric(None, None, None, infinite=3)})
+    assert found.status == "inconclusive"
+
+
+@pytest.mark.parametrize(
+    ("bounds", "status"), [((0.11, None), "fail"), ((0.05, None), "inconclusive")]
+)
+def test_an_open_end_still_counts(bounds: tuple[float, None], status: str) -> None:
+    gate = Gate("kl", "kl", "at_most", None, 0.1, SliceSelector("length", "*"))
+    (found,) = judge(gate, {("kl", "length=<2K"): metric(0.12, *bounds)})
+    assert (found.status, found.required) == (status, True)
+    assert found.upper is None
+
+
+def test_a_lower_limit_of_a_distance_can_fail_but_not_pass() -> None:
+    gate = Gate("kl", "kl", "at_most", None, 0.1)
+    good, bad = metric(0.01, 0.005, 0.02), metric(0.2, 0.15, 0.3)
+    for figure, status in ((good, "inconclusive"), (bad, "fail")):
+        (found,) = judge(gate, {("kl", "overall"): replace(figure, unit="≥ nats")})
+        assert found.status == status
+    assert judge(gate, {("kl", "overall"): good})[0].status == "pass"
+
+
 BY_LENGTH = Gate("by-length", "agreement", "at_least", None, 0.9, SliceSelector("length", "*"))
 
 

@@ -88,3 +88,27 @@ def test_questions_that_a_replicate_lacks_leave_the_excess_only(case):
     floor = noise_floor(statistics, base, [short])
     assert floor.metrics["coverage"].estimate == pytest.approx(1 - 10 / len(base.frame))
     assert floor.excess("tv").n_questions == len(base.frame) - 10
+
+
+def test_a_failed_replicate_does_not_excuse_the_candidate(case):
+    base, _, statistics = case
+    frame = base.frame.copy()
+    broken = frame.index[: len(frame) // 2]
+    frame.loc[broken, "error"] = "non-finite logits"
+    frame["logprobs"] = [None if index in broken else row for index, row in frame.logprobs.items()]
+    floor = noise_floor(statistics, base, [replace(base, frame=frame)])
+    for name in ("agreement", "threshold_flips@0.5"):
+        excess = floor.excess(name)
+        assert 0 < excess.n_questions <= len(frame) - len(broken), name
+        assert (excess.estimate <= 0) == (name == "agreement"), name
+
+
+def test_a_second_replicate_does_not_turn_no_change_into_certainty(case):
+    base = case[0]
+    same = compare(join(base, base), SPEC)
+    one = noise_floor(same, base, [base]).excess("agreement")
+    two = noise_floor(same, base, [base, base]).excess("agreement")
+    assert one.estimate == two.estimate == 0.0
+    assert one.lower < 0 < one.upper
+    assert two.lower < 0 < two.upper
+    assert two.lower == -two.upper

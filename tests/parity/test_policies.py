@@ -104,3 +104,13 @@ def test_no_changed_decision_does_not_prove_that_there_will_be_none():
     assert changes.upper > 0.1
     at_gate = got.for_gate("policy_cost@refund", confidence=0.95)
     assert at_gate is not None and at_gate.upper == cost.upper
+
+
+def test_one_costly_event_in_many_records_is_no_normal_sum():
+    """A cluster t would end at about three events; five or six are compatible with one."""
+    before = [0.9] * 1600
+    base, cand = pair(before, [0.1, 0.1, *before[2:]], ["true"] * 1600)
+    got = compare(join(base, cand), StatisticsSpec(resamples=300, slices=False, policies=(Rule(),)))
+    cost = got.policies["refund"]["policy_cost@refund"]
+    assert cost.n_records > 1400 * 0.8 and cost.estimate > 0
+    assert cost.upper > 5 * cost.estimate

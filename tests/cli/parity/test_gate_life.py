@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from clefq.clef.records import parse_record
 from clefq.parity.gate_files import load_gates
+from clefq.parity.rejudge import rejudge
 from clefq.store.sets import SetDraft, write_set
 from tests.cli.parity.conftest import Clefq
 from tests.parity.synthetic import Dial, World, meta, predictions, write
@@ -92,6 +94,18 @@ def test_frozen_gates_and_when_they_were_committed(
     assert gate_file["text"] == (bound_run / "gates" / "g.yaml").read_text("utf-8")
     late = any("committed after" in banner for banner in document["verdict"]["banners"])
     assert late == (status == "after_results")
+    # judged again, with the predictions and without, no more and no less is claimed
+    report = bound_run / "report" / "synthetic" / "fp8" / "parity.json"
+    for _ in range(2):
+        again = rejudge(report).document
+        assert again["gate_file"]["preregistration"] == gate_file["preregistration"]
+        assert late == any("committed after" in b for b in again["verdict"]["banners"])
+        shutil.rmtree(bound_run / "predictions", ignore_errors=True)
+    if status == "after_results":
+        gate_file["preregistration"]["status"] = "preregistered"
+        report.write_text(json.dumps(document), "utf-8")
+        edited = rejudge(report).document["gate_file"]["preregistration"]
+        assert edited["status"] == "after_results"
 
 
 def test_bundled_templates_are_reported_as_not_preregistered(clefq: Clefq, bound_run: Path) -> None:
@@ -134,11 +148,13 @@ def test_superseding_gates_show_both_verdicts(clefq: Clefq, bound_run: Path) -> 
     strict.write_text(text.replace("name: release", "name: hard"), "utf-8")
     assert freeze(clefq, "hard.yaml", "gates/old.yaml") == 0
     assert clefq("parity", "--baseline", "bf16", "--gates", "gates/old.yaml") == 3
+    alone = judged(bound_run)["gates"]
     assert freeze(clefq, "release", "gates/new.yaml", "--supersedes", "gates/old.yaml") == 0
     assert clefq("parity", "--baseline", "bf16", "--gates", "gates/new.yaml") == 0
     document = judged(bound_run)
     old = document["gate_file"]["superseded"]
     assert (document["verdict"]["word"], old["verdict"]["word"]) == ("pass", "inconclusive")
+    assert old["gates"] == alone  # with its own seed, to the bit
     assert any("gates changed after results" in b for b in document["verdict"]["banners"])
     page = (bound_run / "report" / "synthetic" / "fp8" / "report.html").read_text("utf-8")
     assert "gates changed after results" in page and "that these replace (hard" in page
@@ -147,6 +163,12 @@ def test_superseding_gates_show_both_verdicts(clefq: Clefq, bound_run: Path) -> 
     assert clefq("parity", "--baseline", "bf16", "--gates", "gates/new.yaml") == 2
     # judged again, both verdicts stay
     assert clefq("gate", "report") == 0
+    report = bound_run / "report" / "synthetic" / "fp8" / "parity.json"
+    shutil.rmtree(bound_run / "predictions")
+    assert rejudge(report).document["verdict"]["banners"][0] == document["verdict"]["banners"][0]
+    document["gate_file"]["superseded"] = None
+    report.write_text(json.dumps(document), "utf-8")
+    assert clefq("gate", "report") == 2
 
 
 def test_freezing_refuses_a_baseline_of_another_set(

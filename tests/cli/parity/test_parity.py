@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from clefq.parity.rejudge import rejudge
 from clefq.parity.report_json import check_document, load_schema
 from tests.cli.parity.conftest import Clefq
 from tests.parity.synthetic import (
@@ -219,15 +220,50 @@ def test_gate_sees_through_a_doctored_verdict(clefq: Clefq, run_folder: Path, wo
     assert clefq("gate", path) == 2
 
 
-def test_gate_says_that_predictions_were_changed(
+def test_a_report_of_predictions_that_were_changed_is_invalid(
     clefq: Clefq, run_folder: Path, world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert clefq("parity", "--baseline", "bf16") == 0
-    add(run_folder, world, "fp8", Dial(noise=0.03))
-    capsys.readouterr()
-    assert clefq("gate", run_folder / "report", "--json") == 0
-    (item,) = json.loads(capsys.readouterr().out)["reports"]
-    assert any("changed after the report" in banner for banner in item["verdict"]["banners"])
+    changed = add(run_folder, world, "fp8", Dial(noise=0.03))
+    # whether or not the baseline's are here too
+    for _ in range(2):
+        capsys.readouterr()
+        assert clefq("gate", run_folder / "report", "--json") == 4
+        (item,) = json.loads(capsys.readouterr().out)["reports"]
+        assert item["verdict"]["reasons"] == ["the predictions were changed after the report"]
+        changed.with_name("bf16.parquet").unlink(missing_ok=True)
+
+
+def test_the_baseline_is_no_candidate(
+    clefq: Clefq, run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = run_folder / "predictions" / "synthetic" / "bf16.parquet"
+    for first, second in ((file, file), ("bf16", "bf16"), ("bf16", file)):
+        assert clefq("parity", "--baseline", first, "--candidate", second) == 2
+        assert "is the baseline itself" in capsys.readouterr().err
+
+
+def test_bounds_near_a_limit_are_judged_again_as_they_were(
+    clefq: Clefq, run_folder: Path, world: World
+) -> None:
+    """A gate near its limit rests on more resamples than one on the same metric that does not."""
+    add(run_folder, world, "nvfp4", Dial(noise=0.3))
+    gates = run_folder / "g.yaml"
+    form = "schema: clefq.gates/1\nname: g\ndescription: d\ngates:\n"
+    row = "  - {{name: {0}, metric: tv, direction: at_most, bound: {1}, min_n: 50}}\n"
+    command = ("parity", "--baseline", "bf16", "--candidate", "nvfp4", "--gates", gates)
+    gates.write_text(form + row.format("wide", 0.5), "utf-8")
+    assert clefq(*command) == 0
+    upper = parity_json(run_folder, "nvfp4")["gates"][0]["upper"]
+    gates.write_text(form + row.format("wide", 0.5) + row.format("near", upper), "utf-8")
+    clefq(*command)
+    before = parity_json(run_folder, "nvfp4")
+    assert before["gates"][0]["upper"] != before["gates"][1]["upper"]
+    for path in (run_folder / "predictions" / "synthetic").iterdir():
+        path.unlink()
+    after = rejudge(run_folder / "report" / "synthetic" / "nvfp4" / "parity.json")
+    assert after.judged_from == "stored bounds"
+    assert after.document["gates"] == before["gates"]
 
 
 def test_gate_writes_junit_and_step_summary(
