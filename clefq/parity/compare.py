@@ -154,7 +154,7 @@ def judge_candidate(
     Raises:
         PredictionsError: The files were made on different sets.
     """
-    prereg = assess(spec.loaded, spec.evidence, candidate.meta.created_at)
+    prereg = assess(spec.loaded, spec.evidence, candidate.meta)
     try:
         pairs = join(baseline, candidate)
     except PairingError as error:

@@ -18,11 +18,13 @@ from clefq.errors import GateFileError
 from clefq.parity.gate_files import LoadedGates
 from clefq.parity.gate_parsing import parse_gates
 from clefq.store.atomic import sha256_bytes
+from clefq.store.predictions import PredictionsMeta
 
 PREREGISTERED = "preregistered"
 AFTER_RESULTS = "after_results"
 UNPROVEN = "unproven"
 TEMPLATE = "not_preregistered"
+IMPORTED = "import"  # the engine that `clefq import` names
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +76,18 @@ class Preregistration:
         return asdict(self)
 
 
-def assess(loaded: LoadedGates, evidence: GitEvidence, predicted_at: str) -> Preregistration:
+def assess(
+    loaded: LoadedGates, evidence: GitEvidence, candidate: PredictionsMeta
+) -> Preregistration:
     """Compares the gate file's commit with the predictions' time; pure.
 
     Args:
         loaded: The gate file.
         evidence: What git says about it (`git_evidence`).
-        predicted_at: `created_at` of the candidate's predictions.
+        candidate: Provenance of the candidate's predictions. Imported ones say when they were
+            imported; their answers may be older.
     """
+    predicted_at = candidate.created_at
     commit = evidence.commit
     sha, time = (commit.sha, commit.time) if commit else (None, None)
     if not loaded.gates.bound:
@@ -91,6 +97,12 @@ def assess(loaded: LoadedGates, evidence: GitEvidence, predicted_at: str) -> Pre
         sentence = f"Unproven whether the gates came first: {evidence.doubt}."
         return Preregistration(UNPROVEN, sentence, sha, time, predicted_at)
     if datetime.fromisoformat(commit.time) < datetime.fromisoformat(predicted_at):
+        if candidate.engine == IMPORTED:
+            sentence = (
+                "Unproven whether the gates came first: the candidate's answers were imported, "
+                "and may be older than their file."
+            )
+            return Preregistration(UNPROVEN, sentence, sha, time, predicted_at)
         sentence = "The gates were committed before the candidate was run (self-declared times)."
         return Preregistration(PREREGISTERED, sentence, sha, time, predicted_at)
     sentence = "The gates were committed after the candidate was run."

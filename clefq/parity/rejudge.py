@@ -95,13 +95,13 @@ def rejudge(path: Path) -> Rejudged:
     superseded = _superseded(document, loaded, path)
     files, changed = _predictions_of(document, path)
     if files is None:
-        prereg = _preregistration(document, loaded, str(document["candidate"]["created_at"]), path)
+        prereg = _preregistration(document, loaded, _meta(document["candidate"]), path)
         now = _from_bounds(document, loaded, prereg)
         if changed:
             now["verdict"] = _stale(now)
         return Rejudged(path, now, stored, FROM_BOUNDS)
     baseline, candidate, *replicates = (read_predictions(file) for file in files)
-    prereg = _preregistration(document, loaded, candidate.meta.created_at, path)
+    prereg = _preregistration(document, loaded, candidate.meta, path)
     spec = judge_spec(loaded, _evidence(document), superseded)
     spec = replace(spec, expected=document["coverage"]["expected"])
     report = judge_candidate(baseline, candidate, spec, replicates)
@@ -150,12 +150,12 @@ def _evidence(document: Mapping[str, Any]) -> GitEvidence:
 
 
 def _preregistration(
-    document: Mapping[str, Any], loaded: LoadedGates, predicted_at: str, path: Path
+    document: Mapping[str, Any], loaded: LoadedGates, candidate: PredictionsMeta, path: Path
 ) -> Preregistration:
     """Assessed again from the stored times; what was unproven keeps its own words."""
     stored = Preregistration(**document["gate_file"]["preregistration"])
     try:
-        found = assess(loaded, _evidence(document), predicted_at)
+        found = assess(loaded, _evidence(document), candidate)
     except (TypeError, ValueError) as error:
         raise InputError(
             f"{path}: the times of the gate file and the predictions cannot be compared; "

@@ -17,6 +17,7 @@ from clefq.parity.preregistration import (
     git_evidence,
 )
 from clefq.store.atomic import sha256_file
+from tests.parity.synthetic import meta
 
 COMMITTED = "2026-01-01T00:00:00+00:00"
 BEFORE, AFTER = "2025-12-31T23:59:59+00:00", "2026-01-01T01:00:01+01:00"
@@ -54,13 +55,13 @@ def repository(tmp_path: Path) -> Path:
 
 
 def status(path: Path, predicted: str) -> tuple[str, str]:
-    found = assess(load_gates(str(path)), git_evidence(path), predicted)
+    found = assess(load_gates(str(path)), git_evidence(path), meta("fp8", created_at=predicted))
     return found.status, found.sentence
 
 
 def test_committed_before_the_predictions(repository: Path) -> None:
     path = repository / "gates" / "g.yaml"
-    found = assess(load_gates(str(path)), git_evidence(path), AFTER)
+    found = assess(load_gates(str(path)), git_evidence(path), meta("fp8", created_at=AFTER))
     assert found.status == "preregistered"
     assert found.commit == git(repository, "rev-parse", "HEAD")
     assert "self-declared" in found.sentence
@@ -69,6 +70,13 @@ def test_committed_before_the_predictions(repository: Path) -> None:
     git(repository, "add", ".")
     git(repository, "commit", "-q", "-m", "other", date="2027-01-01T00:00:00+00:00")
     assert status(path, AFTER)[0] == "preregistered"
+
+
+def test_imported_answers_may_be_older_than_their_file(repository: Path) -> None:
+    path = repository / "gates" / "g.yaml"
+    for created, found in ((AFTER, "unproven"), (BEFORE, "after_results")):
+        imported = meta("fp8", engine="import", created_at=created)
+        assert assess(load_gates(str(path)), git_evidence(path), imported).status == found
 
 
 def test_committed_after_the_predictions(repository: Path) -> None:
@@ -112,7 +120,10 @@ def test_git_missing_is_unproven(repository: Path, monkeypatch: pytest.MonkeyPat
 
 def test_templates_are_never_preregistered() -> None:
     proof = GitEvidence(Commit("c" * 40, COMMITTED), None)
-    assert assess(load_gates("release"), proof, AFTER).status == "not_preregistered"
+    assert (
+        assess(load_gates("release"), proof, meta("fp8", created_at=AFTER)).status
+        == "not_preregistered"
+    )
 
 
 def superseding(path: Path, old: str) -> LoadedGates:
