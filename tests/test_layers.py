@@ -22,7 +22,9 @@ ALLOWED: dict[str, set[str]] = {
     # the miniature is trained on public sets, and its own sets are one source of data
     "nano": BELOW | {"data"},
     "data": BELOW | {"nano"},
-    "cli": BELOW | {"data", "quantize", "engines", "serving", "parity", "nano"},
+    # it says what the others would need
+    "doctor": BELOW | {"quantize", "engines", "serving"},
+    "cli": BELOW | {"data", "quantize", "engines", "serving", "parity", "nano", "doctor"},
 }
 
 
