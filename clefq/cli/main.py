@@ -41,6 +41,7 @@ COMMANDS: dict[str, str] = {
     "audit": "audit",
     "repair": "repair",
     "demo": "demo",
+    "doctor": "doctor",
 }
 
 # Packages that only some commands need → the extra that brings them.
