@@ -64,6 +64,7 @@ def command(
     from clefq.cli import comparison
     from clefq.cli.parity_table import comparison_json, comparison_text
     from clefq.console import Console
+    from clefq.engines.select import parse_engine
     from clefq.parity.run import SetJob, judge_set, load_spec
     from clefq.parity.verdict import EXIT_CODES, worst
 
@@ -72,6 +73,8 @@ def command(
     request = comparison.Request(
         baseline, tuple(candidate or ()), tuple(eval_set or ()), engine, tuple(replicate or ())
     )
+    if engine is not None:
+        parse_engine(engine)
     spec = load_spec(gates)
     plans = comparison.plan(request, folder)
     comparison.predict_missing(plans, request, console)

@@ -99,6 +99,11 @@ def check_file(slot: Slot, set_path: Path | None) -> PredictionsMeta:
         InputError: It was made on another state of the set, or with another model.
     """
     meta = read_meta(slot.path)
+    if slot.model is not None and meta.variant != slot.variant:
+        raise InputError(
+            f"{slot.path} holds the predictions of {meta.variant}, not of {slot.variant}.",
+            fix="name the file after its variant, or predict again with `clefq predict`.",
+        )
     if set_path is not None:
         current = manifest_of(set_path).sha256
         if meta.eval_set_sha256 != current:

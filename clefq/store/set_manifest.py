@@ -173,6 +173,8 @@ def read_manifest(path: Path) -> SetManifest:
     manifest = read_strict(SetManifest, value, faults)
     if manifest is not None and manifest.schema_version != SCHEMA_VERSION:
         faults.append(f"schema_version is {manifest.schema_version}, expected {SCHEMA_VERSION}")
+    if manifest is not None and min([manifest.records, *manifest.questions.values()]) < 0:
+        faults.append("records or questions are negative")
     if manifest is not None and not can_name_folder(manifest.name):
         faults.append(f"name {manifest.name!r} cannot be a folder's name")
     if manifest is None or faults:

@@ -243,3 +243,17 @@ def test_predictions_of_a_replaced_checkpoint_are_refused(
 
 def test_synthetic_sha_is_not_that_of_a_real_set(predictor: Predictor) -> None:
     assert predictor.sha != SET_SHA
+
+
+def test_a_file_named_after_another_variant_is_refused(run_folder: Path, world: World) -> None:
+    folder = run_folder / "predictions" / "synthetic"
+    write(folder / "fp8.parquet", predictions(world, "bf16"))
+    plans = comparison.plan(ask("bf16", "fp8"), RunFolder(run_folder))
+    with pytest.raises(InputError, match=r"predictions of bf16, not of fp8"):
+        comparison.predict_missing(plans, ask("bf16", "fp8"), Console(quiet=True))
+
+
+def test_an_unknown_engine_is_refused_even_where_nothing_is_missing(
+    clefq: Clefq, run_folder: Path
+) -> None:
+    assert clefq("parity", "--baseline", "bf16", "--engine", "foo") == 2
