@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from clefq.clef.backbone import TEXT, missing_modules
+from clefq.clef.config_match import quantization_of
 from clefq.clef.head_config import HEAD_CONFIG_FILE, HEAD_FILE, HeadConfig, head_folder
 from clefq.clef.scheme import scheme_from_config
 from clefq.clef.tensor_files import FLOAT_DTYPES, TensorInfo, check_head_file, read_header
@@ -133,12 +134,9 @@ def checkpoint_sha256(folder: Path) -> str:
 def scheme_of(checkpoint: Checkpoint) -> str:
     """Quantization scheme, one of `SCHEMES`.
 
-    `clefq.json` says it for our own checkpoints; otherwise it is read off the quantization
-    config and the tensors that are in fact quantized.
+    Read off the quantization config and the tensors that are in fact quantized: `clefq.json` may
+    lie beside weights that it does not belong to.
     """
-    said = (checkpoint.manifest or {}).get("scheme")
-    if said in SCHEMES:
-        return str(said)
     return scheme_from_config(checkpoint.quantization_config, checkpoint.tensors)
 
 
@@ -167,8 +165,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _quantization_config(config: Mapping[str, Any], folder: Path) -> Mapping[str, Any] | None:
-    # compressed-tensors once wrote `compression_config`
-    value = config.get("quantization_config", config.get("compression_config"))
+    value = quantization_of(config)
     if value is not None and not isinstance(value, dict):
         raise CheckpointError(
             f"{folder / 'config.json'}: quantization_config is not an object.", fix=_RELEASE_FIX

@@ -25,6 +25,8 @@ class Scheme:
         group_size: Weights per group, or None.
         activations: `None` for 16 bits, else `(bits, dynamic)`, dynamic being True, `local` or
             False.
+        input_strategy: Which activations share a scale: `token`, `tensor`, `tensor_group`, or
+            None for 16 bits.
     """
 
     format: str
@@ -32,6 +34,7 @@ class Scheme:
     strategy: str
     group_size: int | None
     activations: tuple[int, bool | str] | None
+    input_strategy: str | None = None
 
     @property
     def arithmetic(self) -> str:
@@ -56,6 +59,73 @@ class Scheme:
     @property
     def _static_input(self) -> bool:
         return self.activations is not None and self.activations[1] is not True
+
+
+def quantization_of(config: Mapping[str, Any]) -> Any:
+    """The part of a `config.json` that a serving engine takes for its quantization, or None.
+
+    vLLM looks in this order; compressed-tensors once wrote `compression_config`.
+    """
+    text = config.get("text_config")
+    inner = text.get("quantization_config") if isinstance(text, Mapping) else None
+    options = (config.get("quantization_config"), inner, config.get("compression_config"))
+    return next((option for option in options if option is not None), None)
+
+
+def misread(config: Mapping[str, Any]) -> list[str]:
+    """Where a serving engine would not read the config as its `format` says, one line each.
+
+    vLLM chooses its kernels by the arguments of weights and inputs; the format is a name.
+
+    Args:
+        config: The `quantization_config` object, of a known format.
+    """
+    faults = [
+        f"has a {key}, which engines apply"
+        for key in ("kv_cache_scheme", "transform_config", "sparsity_config")
+        if config.get(key) and config[key] != {"format": "dense"}
+    ]
+    for name, group in (config.get("config_groups") or {}).items():
+        if not isinstance(group, Mapping):
+            continue  # schemes_of refuses it
+        form = group.get("format") or config.get("format")
+        weights, inputs = group.get("weights") or {}, group.get("input_activations")
+        if group.get("output_activations"):
+            faults.append(f"{name} quantizes outputs")
+        if form == NVFP4:
+            sound = _is_nvfp4(weights) and (inputs is None or _is_nvfp4(inputs))
+        elif form in FP8:
+            sound = _is_fp8(weights) and (inputs is None or _is_fp8_input(inputs))
+        else:
+            continue
+        if not sound:
+            faults.append(f"{name} says {form}, but its arguments are of another format")
+    return faults
+
+
+def _is_nvfp4(args: Mapping[str, Any]) -> bool:
+    shape = (args.get("num_bits"), args.get("strategy"), args.get("group_size"))
+    return shape == (4, "tensor_group", 16) and _is_float(args)
+
+
+def _is_fp8(args: Mapping[str, Any]) -> bool:
+    strategies = ("tensor", "channel", "block")
+    eight = args.get("num_bits") == 8 and args.get("strategy") in strategies
+    return eight and _is_float(args) and not args.get("dynamic")
+
+
+def _is_fp8_input(args: Mapping[str, Any]) -> bool:
+    static = args.get("strategy") == "tensor" and args.get("symmetric", True)
+    return (
+        args.get("num_bits") == 8
+        and args.get("type") == "float"
+        and bool(args.get("dynamic") is True or static)
+    )
+
+
+def _is_float(args: Mapping[str, Any]) -> bool:
+    # an engine takes a missing type for int
+    return args.get("type") == "float" and bool(args.get("symmetric", True))
 
 
 def matches(module: str, target: str, kind: str = "Linear") -> bool:
@@ -115,4 +185,5 @@ def _scheme(group: Mapping[str, Any], config: Mapping[str, Any]) -> Scheme:
         activations=None
         if inputs is None
         else (int(inputs.get("num_bits", 0)), inputs.get("dynamic", False)),
+        input_strategy=None if inputs is None else str(inputs.get("strategy")),
     )

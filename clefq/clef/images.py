@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+# where a checkpoint keeps the settings of its image processor
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
+
+
 @dataclass(frozen=True, slots=True)
 class ImageBatch:
     """Images of a batch, in prompt order.

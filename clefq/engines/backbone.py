@@ -167,6 +167,8 @@ def _skeleton(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
     from transformers.initialization import no_init_weights
 
     values = {k: v for k, v in checkpoint.config.items() if k not in _QUANTIZATION_KEYS}
+    if isinstance(text := values.get("text_config"), dict):
+        values["text_config"] = {k: v for k, v in text.items() if k not in _QUANTIZATION_KEYS}
     config = Qwen3_5Config.from_dict(values)
     config.use_cache = False
     with no_init_weights():

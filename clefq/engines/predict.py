@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clefq import __version__
+from clefq.clef.images import PROCESSOR_FILES
 from clefq.engines.base import Engine, EngineInfo, EngineName, EngineSpec, RecordResult
 from clefq.engines.journal import Journal
 from clefq.engines.models import ModelRef
 from clefq.engines.select import open_engine, runs_here
 from clefq.errors import ClefqError
-from clefq.store.atomic import compact_json, sha256_bytes
+from clefq.store.atomic import compact_json, sha256_bytes, sha256_file
 from clefq.store.predictions import PredictionsMeta, write_predictions
 
 if TYPE_CHECKING:
@@ -227,8 +228,16 @@ def _key(job: PredictJob, meta: PredictionsMeta) -> str:
     """Hash of everything that decides the results; not the time, and not the file's name."""
     values = asdict(meta)
     del values["created_at"]
-    values |= {"spec": asdict(job.spec), "url": job.url}
+    values |= {"spec": asdict(job.spec), "url": job.url, "images": _image_settings(job)}
     return sha256_bytes(compact_json(values).encode())
+
+
+def _image_settings(job: PredictJob) -> dict[str, str]:
+    """Hashes of what decides the pixels; `model_sha256` covers all else of the checkpoint."""
+    if job.engine == "http":
+        return {}
+    files = [job.model.folder / name for name in PROCESSOR_FILES]
+    return {file.name: sha256_file(file) for file in files if file.is_file()}
 
 
 def _rows(record: Record, result: RecordResult) -> list[dict[str, Any]]:

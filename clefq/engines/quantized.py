@@ -14,15 +14,15 @@ be served, with a warning that names `clefq repair`.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
+from clefq.clef.config_match import Scheme, misread, schemes_of
 from clefq.clef.fusion import fused_groups
 from clefq.engines.base import Arithmetic
 from clefq.engines.simulation import (
@@ -89,51 +89,71 @@ def find_layers(checkpoint: Checkpoint) -> dict[str, LayerKind]:
         module, _, leaf = name.rpartition(".")
         leaves[module].add(leaf)
     layers: dict[str, LayerKind] = {}
-    faults: list[str] = []
+    faults = [f"config.json {fault}" for fault in misread(config)]
+    stated = _stated(checkpoint, [m for m in leaves if _is_linear(checkpoint, m)])
     for module, present in leaves.items():
         kind = _kind(checkpoint, module, present)
-        if kind == "unknown":
+        said = stated.get(module)
+        if kind == "unknown" or (module in stated and said is None):
             faults.append(f"{module}: this format or its activations are not simulated")
         elif kind is not None:
             layers[module] = kind
             faults += _gaps(checkpoint, module, kind, present)
+        if kind not in ("unknown", said) and not (module in stated and said is None):
+            faults.append(
+                f"{module} is stored as {kind or 'bf16'}, config.json says {said or 'bf16'}"
+            )
     if faults:
         raise CheckpointError(f"{checkpoint.folder}: {faults[0]}.", fix=_FIX, faults=faults[1:5])
     return layers
 
 
+def _is_linear(checkpoint: Checkpoint, module: str) -> bool:
+    """Whether a module may be a quantized Linear: not the output embedding, and no embedding."""
+    if f"{module}.weight_packed" in checkpoint.tensors:
+        return True
+    weight = checkpoint.tensors.get(f"{module}.weight")
+    named = module.rpartition(".")[2] in ("lm_head", "embed_tokens", "pos_embed")
+    return weight is not None and len(weight.shape) == 2 and not named
+
+
 def _kind(
     checkpoint: Checkpoint, module: str, present: set[str]
 ) -> LayerKind | Literal["unknown"] | None:
+    """What the tensors of a module are; `input_scale` alone tells the two kinds of FP8 apart."""
     if present & {"weight_zero_point", "weight_shape", "weight_g_idx"}:
         return "unknown"
     if "weight_packed" in present:
         return "nvfp4" if "input_global_scale" in present else "nvfp4a16"
     if "weight" not in present or checkpoint.tensors[f"{module}.weight"].dtype != "F8_E4M3":
         return None
-    if "input_scale" in present:
+    return "fp8-static" if "input_scale" in present else "fp8"
+
+
+def _stated(checkpoint: Checkpoint, modules: Iterable[str]) -> dict[str, LayerKind | None]:
+    """What the config says of each module that it quantizes; None for what is not simulated.
+
+    A serving engine goes by this, whatever the tensors are.
+    """
+    config = checkpoint.quantization_config
+    if config is None:
+        return {}
+    try:
+        schemes = schemes_of(config, modules)
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint.folder / 'config.json'}: {error}.", fix=_FIX) from error
+    return {module: _kind_of(scheme) for module, scheme in schemes.items()}
+
+
+def _kind_of(scheme: Scheme) -> LayerKind | None:
+    inputs = scheme.activations
+    if scheme.bits == 4:
+        return "nvfp4a16" if inputs is None else "nvfp4"
+    if inputs is None or scheme.bits != 8:
+        return None
+    if inputs[1] is False:
         return "fp8-static"
-    activations = _activations(checkpoint.quantization_config or {}, module) or {}
-    per_token = activations.get("dynamic") is True and activations.get("strategy") == "token"
-    return "fp8" if per_token else "unknown"
-
-
-def _activations(config: Mapping[str, Any], module: str) -> Mapping[str, Any] | None:
-    """Activation settings of the first FP8 group of the quantization config that has `module`."""
-    for group in (config.get("config_groups") or {}).values():
-        weights = group.get("weights") or {}
-        if weights.get("num_bits") != 8 or weights.get("type") != "float":
-            continue
-        if any(_matches(target, module) for target in group.get("targets") or ()):
-            activations: Mapping[str, Any] | None = group.get("input_activations")
-            return activations
-    return None
-
-
-def _matches(target: str, module: str) -> bool:
-    if target.startswith("re:"):
-        return re.match(target[3:], module) is not None
-    return target == "Linear" or target == module or module.endswith(f".{target}")
+    return "fp8" if inputs[1] is True and scheme.input_strategy == "token" else None
 
 
 def _gaps(checkpoint: Checkpoint, module: str, kind: LayerKind, present: set[str]) -> list[str]:

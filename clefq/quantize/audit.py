@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clefq.clef.config_match import FP8, NVFP4, Scheme, schemes_of
+from clefq.clef.config_match import FP8, NVFP4, Scheme, misread, quantization_of, schemes_of
 from clefq.clef.fusion import fused_groups
 from clefq.clef.tensor_files import TensorInfo
 from clefq.errors import CheckpointError
@@ -80,6 +80,8 @@ def audit_checkpoint(
     audit_scales.local_scales(report, audited.refs, audited.schemes)
     _values(report, audited)
     audit_files.head(report, folder, source)
+    if source is not None:
+        audit_files.settings(report, folder, body, source)
     audit_source.manifest(report, folder)
     if source is None:
         report.notes.append("not compared with a source; give --source to do so.")
@@ -119,7 +121,7 @@ def _open(report: AuditReport, folder: Path, config: Mapping[str, Any]) -> Audit
         )
     schemes: dict[str, Scheme] = {}
     report.looked_at("config")
-    block = config.get("quantization_config")
+    block = quantization_of(config)
     if block is None:
         _unquantized(report, found)
     elif block.get("quant_method") != "compressed-tensors":
@@ -133,6 +135,8 @@ def _open(report: AuditReport, folder: Path, config: Mapping[str, Any]) -> Audit
             schemes = schemes_of(block, linear_modules(expected))
         except ValueError as error:
             report.breach("config", "config.json", str(error), "loading fails")
+        for fault in misread(block) if schemes else ():
+            report.breach("config", "config.json", fault, "it runs in another arithmetic")
         if not schemes:
             report.breach("config", "config.json", "its quantization_config matches no Linear")
     counts: dict[str, int] = {}
@@ -240,10 +244,13 @@ def _coverage(report: AuditReport, audited: Audited) -> None:
         if ref is None:
             if not _is_linear_weight(name, audited.expected):
                 report.breach("coverage", name, "is missing", "loading fails")
+        elif ref.dtype not in _FLOATS and not _is_linear_weight(name, audited.expected):
+            report.breach("coverage", name, f"is stored as {ref.dtype}", "answers change")
         elif ref.shape != shape and ref.dtype in _FLOATS:
             report.breach("coverage", name, f"has shape {list(ref.shape)}, expected {list(shape)}")
     known = set(audited.expected) | quantized
-    extra = [name for name in audited.refs if name not in known and not _suffix_known(name, known)]
+    linears = set(linear_modules(audited.expected))
+    extra = [n for n in audited.refs if n not in known and not _suffix_known(n, linears)]
     drafts = [name for name in extra if name.startswith(("mtp.", "model.mtp."))]
     for name in extra:
         if name not in drafts:
@@ -257,10 +264,10 @@ def _is_linear_weight(name: str, expected: Shapes) -> bool:
     return name.endswith(".weight") and len(expected[name]) == 2 and "embed" not in name
 
 
-def _suffix_known(name: str, known: set[str]) -> bool:
+def _suffix_known(name: str, linears: set[str]) -> bool:
     module, _, suffix = name.rpartition(".")
     # leftovers of a Linear that should not be quantized: the config check names them
-    return suffix in _SUFFIXES and f"{module}.weight" in known
+    return suffix in _SUFFIXES and module in linears
 
 
 def _protected(report: AuditReport, audited: Audited) -> None:

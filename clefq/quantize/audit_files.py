@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from clefq.clef.tensor_files import read_header, same_bytes
-from clefq.errors import CheckpointError
+from clefq.clef.head_config import HeadConfig
+from clefq.clef.images import PROCESSOR_FILES
+from clefq.clef.tensor_files import check_head_file, read_header, same_bytes
+from clefq.errors import ClefqError
 from clefq.quantize.report import AuditReport
 from clefq.quantize.tensors import HEAD_FILES
-from clefq.store.atomic import sha256_file
+from clefq.quantize.values import count_nonfinite
+from clefq.store.atomic import read_json, sha256_file
 
 HEAD_CONFIG = "joint_head_config.json"
 TOKENIZER = "tokenizer.json"
@@ -48,12 +52,114 @@ def _head_files(report: AuditReport, folder: Path, source: Path | None) -> list[
     if found is not None:
         beside = found.with_name(HEAD_CONFIG)
         settings = beside if beside.is_file() else folder / HEAD_CONFIG
+        if settings.is_file():
+            _whole(report, found, settings)
         return [found.relative_to(folder), settings.relative_to(folder)]
     if source is not None and any((source / name).is_file() for name in HEAD_FILES):
         report.breach("head", HEAD_FILES[0], "is missing", "it is no Clef any more")
     else:
         report.notes.append("no joint head: a backbone, not a Clef.")
     return []
+
+
+def _whole(report: AuditReport, file: Path, settings: Path) -> None:
+    try:
+        tensors = check_head_file(file, HeadConfig.from_json(read_json(settings), settings.name))
+    except ClefqError as error:
+        report.breach("head", file.name, f"is not whole: {error.message}", "loading fails")
+        return
+    for ref in tensors.values():
+        bad = count_nonfinite(ref)
+        if bad:
+            message = f"{ref.name} holds {bad} NaN or infinite values"
+            report.breach("head", file.name, message, "answers are NaN")
+
+
+# what a config may say otherwise than its source without any effect on an answer
+_FREE = {
+    "quantization_config", "compression_config", "transformers_version", "_name_or_path",
+    "use_cache", "name_or_path",
+}  # fmt: skip
+
+
+def settings(report: AuditReport, folder: Path, config: Mapping[str, Any], source: Path) -> None:
+    """Compares `config.json` and the image processor's settings with the source's.
+
+    A library that saves a config anew leaves out, or fills in, what is the default: where the
+    texts differ, both are read by transformers, if it is there, and compared then.
+
+    Args:
+        report: Takes the breaches.
+        folder: The checkpoint.
+        config: Its `config.json`.
+        source: The BF16 checkpoint.
+    """
+    theirs = read_json(source / "config.json")
+    wrong = _differences(_plain_config(config), _plain_config(theirs))
+    if wrong:
+        read = _resolved(config), _resolved(theirs)
+        if read[0] is not None and read[1] is not None:
+            wrong = _differences(read[0], read[1])
+    report.looked_at("head")
+    for line in wrong:
+        report.breach("head", "config.json", line, "answers change")
+    for name in PROCESSOR_FILES:
+        if not (source / name).is_file():
+            continue
+        report.looked_at("head")
+        if not (folder / name).is_file():
+            report.breach("head", name, "is missing", "images are read otherwise or not at all")
+            continue
+        ours, other = _load(folder / name), _load(source / name)
+        for line in _differences(ours, other, both=True):
+            report.breach("head", name, line, "images are read otherwise")
+
+
+def _plain_config(config: Mapping[str, Any], outer: object = None) -> dict[str, Any]:
+    named = {"dtype" if key == "torch_dtype" else key: value for key, value in config.items()}
+    dtype = named.pop("dtype", None) or outer
+    # a part without a type of its own has that of the whole
+    plain: dict[str, Any] = {} if dtype == outer else {"dtype": dtype}
+    for key, value in named.items():
+        if key not in _FREE:
+            plain[key] = _plain_config(value, dtype) if isinstance(value, Mapping) else value
+    return plain
+
+
+def _resolved(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The config with its defaults, or None where transformers cannot read it."""
+    if find_spec("transformers") is None or config.get("model_type") != "qwen3_5":
+        return None
+    from transformers import Qwen3_5Config
+
+    try:
+        values = {k: v for k, v in config.items() if k not in _FREE}
+        read = Qwen3_5Config.from_dict(values).to_dict()
+    except (ValueError, TypeError, KeyError):
+        return None
+    return _plain_config(json.loads(json.dumps(read, default=str)))
+
+
+def _differences(ours: Any, theirs: Any, at: str = "", both: bool = False) -> list[str]:
+    """One line per value that differs; with `both`, only among keys that both have."""
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        keys = ours.keys() & theirs.keys() if both else ours.keys() | theirs.keys()
+        return [
+            line
+            for key in sorted(keys)
+            for line in _differences(
+                ours.get(key, _ABSENT), theirs.get(key, _ABSENT), f"{at}.{key}".lstrip("."), both
+            )
+        ]
+    return [] if ours == theirs else [f"{at} is {_short(ours)}, the source has {_short(theirs)}"]
+
+
+_ABSENT = "(nothing)"
+
+
+def _short(value: Any) -> str:
+    text = value if value is _ABSENT else json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "…"
 
 
 def _counterpart(source: Path, path: Path) -> Path | None:
@@ -64,7 +170,7 @@ def _counterpart(source: Path, path: Path) -> Path | None:
 def _same_tensors(ours: Path, theirs: Path) -> bool:
     try:
         a, b = read_header(ours), read_header(theirs)
-    except CheckpointError:
+    except ClefqError:
         return False
     return a.keys() == b.keys() and all(same_bytes(a[name], b[name]) for name in a)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from clefq.clef.config_match import NVFP4, Scheme
 from clefq.clef.fusion import fused_groups
 from clefq.clef.tensor_files import TensorInfo, same_bytes
+from clefq.quantize.finish import served_files
 from clefq.quantize.manifest import MANIFEST, read_manifest
 from clefq.quantize.report import AuditReport
 from clefq.quantize.tensors import open_tensors
@@ -24,6 +25,7 @@ Refs = Mapping[str, TensorInfo]
 # Relative weight error beyond which a weight cannot come from this source: twice what
 # round-to-nearest costs on Gaussian weights.
 _WORST = {4: 0.19, 8: 0.06}
+_SOURCE_DTYPES = ("BF16", "F16", "F32")
 
 
 def manifest(report: AuditReport, folder: Path) -> None:
@@ -36,6 +38,8 @@ def manifest(report: AuditReport, folder: Path) -> None:
     there = [name for name in recorded if (folder / name).is_file()]
     for name in sorted(recorded.keys() - set(there)):
         report.breach("manifest", name, "is missing")
+    for name in sorted(set(served_files(folder)) - recorded.keys()):
+        report.breach("manifest", name, "is not among the files that clefq wrote")
     digests = in_threads(sha256_file, [folder / name for name in there])
     for name, digest in zip(there, digests, strict=True):
         if digest != recorded[name]:
@@ -70,7 +74,8 @@ def _quantized(
     from clefq.quantize.rounding import compare_module
     from clefq.quantize.stream import one_thread_per_worker
 
-    groups = {m: group.members for group in fused_groups(schemes) for m in group.members}
+    known = [module for module in schemes if f"{module}.weight" in source]
+    groups = {m: group.members for group in fused_groups(known) for m in group.members}
     modules = _comparable(report, refs, schemes, source)
     report.looked_at("quantized", len(modules))
 
@@ -96,16 +101,30 @@ def _comparable(
 ) -> list[str]:
     from clefq.quantize.rounding import comparable
 
-    modules = []
+    modules, skipped = [], []
     for module, scheme in schemes.items():
         due = [f"{module}.{suffix}" for suffix in scheme.suffixes if not suffix.startswith("input")]
         theirs = source.get(f"{module}.weight")
-        if theirs is None or not comparable(scheme) or not all(name in refs for name in due):
-            continue  # what is missing is another check's breach
-        if theirs.shape == _weight_shape(refs, module, scheme):
+        if theirs is None:
+            report.breach("quantized", module, "is not in the source", "nothing proves it")
+            continue
+        if theirs.dtype not in _SOURCE_DTYPES:
+            message = f"is {theirs.dtype} in the source, which is no BF16 checkpoint"
+            report.breach("quantized", module, message, "nothing proves it")
+            continue
+        if not all(name in refs for name in due):
+            continue  # what is missing is the config check's breach
+        if not comparable(scheme):
+            skipped.append(module)
+        elif theirs.shape == _weight_shape(refs, module, scheme):
             modules.append(module)
         else:
             report.breach("quantized", module, "has not the source's shape")
+    if skipped:
+        report.notes.append(
+            f"{len(skipped)} modules are NOT compared with the source: their format "
+            f"({schemes[skipped[0]].format}, {schemes[skipped[0]].strategy}) is not known here."
+        )
     return modules
 
 
@@ -117,7 +136,7 @@ def _weight_shape(refs: Refs, module: str, scheme: Scheme) -> tuple[int, ...]:
 
 
 def _judge(report: AuditReport, found: Comparison, worst: float) -> None:
-    if found.relative_error > worst:
+    if not found.relative_error <= worst:
         report.breach(
             "quantized",
             found.module,
@@ -132,6 +151,16 @@ def _judge(report: AuditReport, found: Comparison, worst: float) -> None:
             f"{found.module}.weight_global_scale",
             f"is {found.divisor:.9g}, its codes were made with {made_with:.9g}",
             "weights are scaled wrongly",
+        )
+    elif found.damaged and not found.few:
+        if found.relative_error > worst:
+            return  # said already
+        report.breach(
+            "quantized",
+            found.module,
+            f"{found.wild} of {found.numbers:,} weights are further from the source than any "
+            "rounding puts them",
+            "answers change",
         )
     elif found.damaged:
         report.breach(

@@ -38,40 +38,50 @@ _IDENTITY = ("config.json", "joint_head_config.json", "tokenizer.json")
 LIBRARIES = ("clefq", "torch", "transformers", "llmcompressor", "compressed-tensors")
 
 
+def side_files(source: Path) -> list[str]:
+    """What `copy_side_files` copies, as paths relative to the folder, sorted."""
+    found = {path for pattern in _COPIED for path in source.glob(pattern) if path.is_file()}
+    found |= {source / name for name in HEAD_FILES if (source / name).is_file()}
+    return sorted(path.relative_to(source).as_posix() for path in found)
+
+
 def copy_side_files(source: Path, target: Path) -> list[str]:
     """Copies head, tokenizer, processor, generation config, licence and release code.
 
     Returns:
         Paths relative to the folder, sorted.
     """
-    found = {path for pattern in _COPIED for path in source.glob(pattern) if path.is_file()}
-    found |= {source / name for name in HEAD_FILES if (source / name).is_file()}
-    for path in found:
-        place = target / path.relative_to(source)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, place)
-    return sorted(path.relative_to(source).as_posix() for path in found)
+    names = side_files(source)
+    for name in names:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / name, target / name)
+    return names
+
+
+def served_files(folder: Path) -> list[str]:
+    """Files whose bytes are the checkpoint's identity, as relative paths, sorted."""
+    return [name for name in _visible(folder) if _decides(name)]
+
+
+def _visible(folder: Path) -> list[str]:
+    names = (p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+    return sorted(name for name in names if "/." not in f"/{name}")
+
+
+def _decides(name: str) -> bool:
+    return name.endswith(".safetensors") or Path(name).name in _IDENTITY
 
 
 def hash_files(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file of a folder, by relative path; hidden files are no part of it."""
-    paths = [
-        path
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.name.startswith(".")
-    ]
-    digests = in_threads(sha256_file, paths)
-    names = [path.relative_to(folder).as_posix() for path in paths]
+    """SHA-256 of every file of a folder, by relative path; hidden ones are no part of it."""
+    names = _visible(folder)
+    digests = in_threads(sha256_file, [folder / name for name in names])
     return dict(zip(names, digests, strict=True))
 
 
 def identity(files: Mapping[str, str]) -> str:
     """A checkpoint's hash from its files' hashes, as `clefq.clef.checkpoint_sha256` defines it."""
-    lines = [
-        f"{name}\0{digest}\n"
-        for name, digest in sorted(files.items())
-        if name.endswith(".safetensors") or Path(name).name in _IDENTITY
-    ]
+    lines = [f"{name}\0{digest}\n" for name, digest in sorted(files.items()) if _decides(name)]
     return sha256_bytes("".join(lines).encode())
 
 

@@ -199,7 +199,9 @@ def _format(scheme: Any) -> str:
 def _kind(scheme: Any) -> str:
     if scheme is None:
         return "bf16"
-    return f"{scheme.weights.type}-{arithmetic_of(scheme)}-{scheme.weights.strategy}"
+    kind = f"{scheme.weights.type}-{arithmetic_of(scheme)}-{scheme.weights.strategy}"
+    inputs = scheme.input_activations
+    return kind if inputs is None else f"{kind}-{inputs.strategy}-{inputs.dynamic}"
 
 
 def _config(model: Any) -> dict[str, Any]:

@@ -43,7 +43,7 @@ from clefq.quantize.stream import (
 )
 from clefq.quantize.tensors import OutTensor, open_tensors, write_index
 from clefq.quantize.workers import default_workers
-from clefq.store.atomic import write_json, write_text
+from clefq.store.atomic import sha256_file, write_json, write_text
 
 METHODS = ("auto", "oneshot", "stream")
 _WORK = ".work"
@@ -242,11 +242,15 @@ def _fingerprint(work: Work) -> dict[str, Any]:
     files = {ref.file for ref in work.tensors.values()}
     stats = {path.name: path.stat() for path in files}
     calibration = work.calibration
+    folder = work.source.folder
     return {
         "source": {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()},
-        "folder": str(work.source.folder.resolve()),
+        "side_files": {name: sha256_file(folder / name) for name in finish.side_files(folder)},
+        "config": sha256_file(folder / "config.json"),
+        "folder": str(folder.resolve()),
         "recipe": work.recipe.sha256,
         "method": work.method,
+        "device": default_device(),
         "calibration": None if calibration is None else calibration.to_json(),
         "max_shard_bytes": work.spec.max_shard_bytes,
         "versions": finish.versions(),

@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from clefq.errors import ClefqError
+
 if TYPE_CHECKING:
     from clefq.serving.runtime import Runtime
 
@@ -56,14 +58,23 @@ def summarize(kernels: list[str]) -> Executed:
 
 
 def arithmetic_of(kernel: str) -> Arithmetic:
-    """Arithmetic of one `scheme/kernel` name."""
+    """Arithmetic of one `scheme/kernel` name.
+
+    Raises:
+        ClefqError: A kernel that is not known here: calling it BF16 would be a false statement.
+    """
     scheme, _, name = kernel.partition("/")
     weight_only = any(word in kernel for word in _WEIGHT_ONLY)
     if "Fp4" in scheme or "NvFp4" in name:
         return "w4a16" if weight_only else "w4a4"
     if "Fp8" in scheme or "FP8" in scheme:
         return "w8a16" if weight_only else "w8a8"
-    return "bf16"
+    if "Unquantized" in scheme:
+        return "bf16"
+    raise ClefqError(
+        f"the engine runs {kernel}, whose arithmetic is not known here.",
+        fix="quantize with a scheme of `clefq quantize`.",
+    )
 
 
 def describe_layers(model: Any) -> list[str]:

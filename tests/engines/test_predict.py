@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -159,6 +160,22 @@ def test_other_options_start_anew(
     other = replace(job, spec=replace(job.spec, max_length=9000))
     assert predict_set(other, QUIET).resumed == 0
     assert read_predictions(out).meta.max_length == 9000
+
+
+def test_other_image_settings_start_anew(
+    release: Path, set_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint's hash does not cover them, but they decide pixels."""
+    model = tmp_path / "model"
+    shutil.copytree(release, model)
+    crash_after(3, monkeypatch)
+    job = job_for(model, set_path, tmp_path / "p.parquet")
+    with pytest.raises(Crash):
+        predict_set(job, QUIET)
+    settings = model / "processor_config.json"
+    body = json.loads(settings.read_text()) if settings.is_file() else {}
+    settings.write_text(json.dumps({**body, "changed": True}))
+    assert predict_set(job, QUIET).resumed == 0
 
 
 def wait_for_lines(path: Path, count: int, process: subprocess.Popen[str]) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -140,8 +143,6 @@ def test_mixed_formats_are_found_by_their_targets(checkpoints: dict[str, Path]) 
 def test_fused_members_that_differ_are_run_as_served(
     checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
-    import shutil
-
     folder = tmp_path / "unshared"
     shutil.copytree(checkpoints["nvfp4"], folder)
     tensors = load_file(folder / "model.safetensors")
@@ -159,8 +160,6 @@ def test_fused_members_that_differ_are_run_as_served(
 
 
 def broken(folder: Path, tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> Path:
-    import shutil
-
     out = tmp_path / "broken"
     shutil.copytree(folder, out)
     tensors = load_file(out / "model.safetensors")
@@ -229,8 +228,6 @@ def test_faulty_checkpoints_are_refused(
 
 
 def test_fp8_weights_alone_are_refused(checkpoints: dict[str, Path], tmp_path: Path) -> None:
-    import json
-
     folder = broken(checkpoints["fp8"], tmp_path, lambda _: None)
     config = json.loads((folder / "config.json").read_text())
     for group in config["quantization_config"]["config_groups"].values():
@@ -241,11 +238,81 @@ def test_fp8_weights_alone_are_refused(checkpoints: dict[str, Path], tmp_path: P
 
 
 def test_a_quantized_kv_cache_is_refused(checkpoints: dict[str, Path], tmp_path: Path) -> None:
-    import json
-
     folder = broken(checkpoints["fp8"], tmp_path, lambda _: None)
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"]["kv_cache_scheme"] = {"num_bits": 8, "type": "float"}
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="KV cache"):
+        load_backbone(open_checkpoint(folder), torch.bfloat16, CPU)
+
+
+def _edit_groups(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    for group in config["quantization_config"]["config_groups"].values():
+        change(group)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "message"),
+    [
+        (
+            "nvfp4",
+            lambda g: g.update(input_activations=None),
+            "stored as nvfp4, config.json says nvfp4a16",
+        ),
+        (
+            "nvfp4a16",
+            lambda g: g.update(input_activations=dict(g["weights"], dynamic="local")),
+            "stored as nvfp4a16, config.json says nvfp4",
+        ),
+        (
+            "fp8-static",
+            lambda g: g["input_activations"].update(dynamic=True, strategy="token"),
+            "stored as fp8-static, config.json says fp8",
+        ),
+        (
+            "fp8",
+            lambda g: g["targets"].pop(0),
+            "stored as fp8, config.json says bf16",
+        ),
+        (
+            "fp8",
+            lambda g: g["targets"].append("re:.*layers.1.linear_attn.in_proj_a$"),
+            "stored as bf16, config.json says fp8",
+        ),
+        (
+            "fp8",
+            lambda g: g.update(format="float-quantized", weights=dict(g["weights"], type="int")),
+            "arguments are of another format",
+        ),
+    ],
+)
+def test_a_config_that_says_otherwise_is_refused(
+    checkpoints: dict[str, Path],
+    tmp_path: Path,
+    kind: str,
+    change: Callable[[dict[str, Any]], object],
+    message: str,
+) -> None:
+    """A serving engine goes by the config: what ran here would be another model."""
+    folder = broken(checkpoints[kind], tmp_path, lambda _: None)
+    _edit_groups(folder, change)
+    with pytest.raises(CheckpointError) as caught:
+        load_backbone(open_checkpoint(folder), torch.bfloat16, CPU)
+    assert message in " ".join([caught.value.message, *caught.value.faults])
+
+
+def test_quantized_tensors_without_a_config_are_refused(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = broken(checkpoints["nvfp4"], tmp_path, lambda _: None)
+    config = json.loads((folder / "config.json").read_text())
+    # where vLLM, too, would find it
+    config["text_config"]["quantization_config"] = config.pop("quantization_config")
+    (folder / "config.json").write_text(json.dumps(config))
+    assert load_backbone(open_checkpoint(folder), torch.bfloat16, CPU).arithmetic == "w4a4"
+    del config["text_config"]["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"config\.json says bf16"):
         load_backbone(open_checkpoint(folder), torch.bfloat16, CPU)

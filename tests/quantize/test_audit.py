@@ -105,6 +105,17 @@ def test_recorded_hashes_catch_a_flipped_bit_without_the_source(made: Make, tmp_
     assert checks(audit_checkpoint(folder)) == {"manifest"}
 
 
+def test_a_file_that_clefq_did_not_write_is_seen(made: Make, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(made("fp8").folder, folder)
+    (folder / "README.md").write_text("a card")
+    assert audit_checkpoint(folder).passed
+    (folder / "clef_head").mkdir()
+    shutil.copy(folder / "joint_head.safetensors", folder / "clef_head")
+    (breach,) = audit_checkpoint(folder).breaches
+    assert (breach.check, breach.subject) == ("manifest", "clef_head/joint_head.safetensors")
+
+
 def test_unequal_input_scales(copy: Path) -> None:
     name = f"{LAYER}.0.mlp.up_proj.input_global_scale"
     edit(copy, lambda tensors: tensors[name].mul_(2))
@@ -208,6 +219,159 @@ def test_another_model_s_weights(copy: Path, source: Path) -> None:
     report = audit_checkpoint(copy, source)
     (breach,) = report.of("quantized")
     assert "away from the source" in breach.message
+
+
+def test_damage_too_large_for_a_few_bits_and_too_small_for_the_norm(
+    made: Make, source: Path, tmp_path: Path
+) -> None:
+    """Rows lost, or codes hit at random: no rounding, though the relative error stays small."""
+    cases = [
+        ("nvfp4", "weight_packed", "rows", 0.01),
+        ("nvfp4", "weight_packed", "codes", 0.005),
+        ("fp8", "weight", "rows", 0.002),
+    ]
+    for scheme, suffix, how, share in cases:
+        folder = tmp_path / f"{scheme}-{how}"
+        shutil.copytree(made(scheme).folder, folder)
+        (folder / "clefq.json").unlink()
+
+        def change(
+            tensors: Tensors, how: str = how, share: float = share, suffix: str = suffix
+        ) -> None:
+            codes = tensors[f"{LAYER}.0.mlp.up_proj.{suffix}"].view(torch.uint8)
+            if how == "rows":
+                codes[: max(1, int(share * len(codes)))].fill_(0)
+            else:
+                at = torch.randperm(codes.numel())[: int(share * codes.numel())]
+                codes.view(-1)[at] ^= 0x88
+
+        edit(folder, change)
+        (breach,) = audit_checkpoint(folder, source).breaches
+        assert breach.subject == f"{LAYER}.0.mlp.up_proj"
+        assert "than any rounding puts them" in breach.message, (scheme, how)
+
+
+def test_one_fp8_scale_for_a_whole_weight_is_compared_too(
+    made: Make, source: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "tensor"
+    shutil.copytree(made("fp8").folder, folder)
+    (folder / "clefq.json").unlink()
+    weights = load_file(source / "model.safetensors")
+
+    def change(tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.endswith(".weight_scale")]:
+            weight = weights[name.removesuffix("_scale")].float()
+            scale = (weight.abs().max() / 448).to(torch.bfloat16)
+            codes = (weight / scale.float()).clamp(-448, 448).to(torch.float8_e4m3fn)
+            tensors[name], tensors[name.removesuffix("_scale")] = scale.view(1), codes
+
+    edit(folder, change)
+    edit_config(
+        folder,
+        lambda c: [
+            g["weights"].update(strategy="tensor")
+            for g in c["quantization_config"]["config_groups"].values()
+        ],
+    )
+    assert audit_checkpoint(folder, source).passed
+    name = f"{LAYER}.0.mlp.up_proj.weight"
+    edit(folder, lambda tensors: tensors[name].view(torch.uint8)[3].fill_(0))
+    assert [b.subject for b in audit_checkpoint(folder, source).breaches] == [name[:-7]]
+
+
+def test_a_quantized_checkpoint_is_no_source_of_itself(made: Make) -> None:
+    for scheme in ("fp8", "nvfp4"):
+        report = audit_checkpoint(made(scheme).folder, made(scheme).folder)
+        assert len(report.of("quantized")) > 10
+        assert "quantized" in checks(report)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("rms_norm_eps", 1e-5), ("attn_output_gate", False), ("hidden_act", "gelu")]
+)
+def test_a_config_that_is_not_the_source_s(
+    copy: Path, source: Path, key: str, value: object
+) -> None:
+    def change(config: dict[str, Any]) -> None:
+        config["text_config"][key] = value
+
+    edit_config(copy, change)
+    report = audit_checkpoint(copy, source)
+    assert {(b.check, b.subject) for b in report.breaches} == {("head", "config.json")}
+
+
+def test_a_config_written_anew_with_its_defaults_is_the_source_s(copy: Path, source: Path) -> None:
+    from transformers import Qwen3_5Config
+
+    body = json.loads((copy / "config.json").read_text())
+    plain = {k: v for k, v in body.items() if k != "quantization_config"}
+    anew = json.loads(json.dumps(Qwen3_5Config.from_dict(plain).to_dict(), default=str))
+    anew["quantization_config"] = body["quantization_config"]
+    (copy / "config.json").write_text(json.dumps(anew))
+    assert audit_checkpoint(copy, source).breaches == []
+
+
+def test_an_image_processor_that_is_not_the_source_s(copy: Path, source: Path) -> None:
+    body = json.loads((copy / "processor_config.json").read_text())
+    body["image_processor"]["size"]["longest_edge"] = 4096
+    (copy / "processor_config.json").write_text(json.dumps(body))
+    (breach,) = audit_checkpoint(copy, source).breaches
+    assert breach.subject == "processor_config.json"
+    (copy / "processor_config.json").unlink()
+    (breach,) = audit_checkpoint(copy, source).breaches
+    assert breach.message == "is missing"
+
+
+def test_a_damaged_head_is_seen_without_the_source(copy: Path) -> None:
+    head = load_file(copy / "joint_head.safetensors")
+    next(iter(head.values())).view(-1)[0] = float("nan")
+    save_file(head, copy / "joint_head.safetensors")
+    (breach,) = audit_checkpoint(copy).breaches
+    assert "1 NaN" in breach.message
+    with (copy / "joint_head.safetensors").open("r+b") as file:
+        file.truncate(5_000)
+    (breach,) = audit_checkpoint(copy).breaches
+    assert "cut short" in breach.message
+
+
+def test_quantized_norms_and_stray_scales_are_seen_without_the_source(copy: Path) -> None:
+    norm = f"{LAYER}.0.input_layernorm.weight"
+    stray = "model.language_model.embed_tokens.weight_scale"
+
+    def change(tensors: Tensors) -> None:
+        tensors[norm] = tensors[norm].to(torch.float8_e4m3fn)
+        tensors[stray] = torch.ones(1)
+
+    edit(copy, change)
+    assert {b.subject for b in audit_checkpoint(copy).breaches} == {norm, stray}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda q: q["config_groups"]["group_0"]["weights"].update(type="int"),
+        lambda q: q["config_groups"]["group_0"]["weights"].pop("type"),
+        lambda q: q["config_groups"]["group_0"]["input_activations"].update(num_bits=8),
+        lambda q: q["config_groups"]["group_0"].update(output_activations={"num_bits": 8}),
+        lambda q: q.update(kv_cache_scheme={"num_bits": 8, "type": "float"}),
+        lambda q: q.update(transform_config={"config_groups": {"R1": {}}}),
+    ],
+)
+def test_a_config_that_a_serving_engine_reads_otherwise(
+    copy: Path, change: Callable[[dict[str, Any]], object]
+) -> None:
+    edit_config(copy, lambda config: change(config["quantization_config"]))
+    (breach,) = audit_checkpoint(copy).breaches
+    assert (breach.check, breach.subject) == ("config", "config.json")
+
+
+def test_a_quantization_that_only_serving_engines_would_find(source: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(source, folder)
+    quantization = {"quant_method": "compressed-tensors", "config_groups": {}}
+    edit_config(folder, lambda c: c["text_config"].update(quantization_config=quantization))
+    assert "config" in checks(audit_checkpoint(folder))
 
 
 def test_the_source_itself_is_not_quantized(source: Path) -> None:

@@ -6,12 +6,14 @@ import errno
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from clefq.clef.checkpoint import checkpoint_sha256
 from clefq.clef.tensor_files import same_bytes
 from clefq.console import Console
 from clefq.errors import AuditError, CheckpointError, InputError
@@ -124,6 +126,30 @@ def test_other_work_starts_anew(source: Path, whole: Result, tmp_path: Path) -> 
     (stale / ".fingerprint.json").write_text("{}")
     quantize(spec_of(source), out, QUIET)
     same_folder(out, whole.folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "joint_head.safetensors", "tokenizer.json"])
+def test_every_file_of_the_source_is_part_of_the_work(
+    source: Path, tmp_path: Path, name: str
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(source, copy)
+    work = run.prepare(spec_of(copy), QUIET)
+    before = run._fingerprint(work)
+    data = bytearray((copy / name).read_bytes())
+    data[-2] ^= 1
+    (copy / name).write_bytes(data)
+    assert run._fingerprint(work) != before
+
+
+def test_hidden_folders_are_no_part_of_a_checkpoint_s_identity(
+    source: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(source, copy)
+    (copy / ".cache" / "old").mkdir(parents=True)
+    shutil.copy(copy / "config.json", copy / ".cache" / "old" / "config.json")
+    assert finish.identity(finish.hash_files(copy)) == checkpoint_sha256(copy)
 
 
 def test_a_full_disk_is_told_and_loses_nothing(

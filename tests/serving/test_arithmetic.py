@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from clefq.errors import ClefqError
 from clefq.serving.arithmetic import summarize
 
 
@@ -37,4 +38,14 @@ def test_the_coarsest_arithmetic_is_stated(kernels: list[str], arithmetic: str, 
 
 
 def test_detail_counts_layers() -> None:
-    assert summarize(["a/b", "c/", "a/b"]).detail == "a/b ×2, c/ ×1"
+    a, b = "CompressedTensorsW8A8Fp8/Cutlass", "UnquantizedLinearMethod/"
+    assert summarize([a, b, a]).detail == f"{a} ×2, {b} ×1"
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    ["CompressedTensorsW8A8Int8/Cutlass", "CompressedTensorsW4A4Mxfp4/", "AWQLinearMethod/"],
+)
+def test_an_unknown_kernel_is_not_called_bf16(kernel: str) -> None:
+    with pytest.raises(ClefqError, match="not known"):
+        summarize(["UnquantizedLinearMethod/", kernel])
