@@ -77,8 +77,8 @@ def command(
 ) -> None:
     """Judge reports again by the gates they embed; exits with the worst verdict.
 
-    From the predictions where they lie unchanged, else from the stored bounds,
-    and says which.
+    From the predictions where they lie, else from the stored bounds, and says
+    which. A report whose predictions were changed since is invalid.
 
     With --freeze, binds a gate template to one eval set and one baseline:
     commit the file before any candidate is run, and every report can show
