@@ -193,3 +193,20 @@ def test_arguments_that_are_no_mapping_are_refused() -> None:
     text = "quant_stage:\n  quant_modifiers:\n    QuantizationModifier: FP8\n"
     with pytest.raises(RecipeError, match="expected a mapping"):
         modifiers_of(text, "mine.yaml")
+
+
+def test_a_group_whose_activations_are_quantized_differently_is_refused(source: Path) -> None:
+    weights = {"num_bits": 8, "type": "float", "strategy": "channel"}
+    token = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
+    tensor = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
+    groups = {
+        f"group_{leaf}": {
+            "targets": [rf"re:.*self_attn\.{leaf}_proj$"],
+            "weights": weights,
+            "input_activations": inputs,
+        }
+        for leaf, inputs in (("q", token), ("k", tensor), ("v", token))
+    }
+    body = {"quant_stage": {"quant_modifiers": {"QuantizationModifier": {"config_groups": groups}}}}
+    with quiet_libraries(), pytest.raises(RecipeError, match="splits"):
+        make_plan(source, Recipe("custom", yaml.safe_dump(body), "mine.yaml"))
