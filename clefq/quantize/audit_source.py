@@ -114,8 +114,12 @@ def _comparable(
             continue
         if not all(name in refs for name in due):
             continue  # what is missing is the config check's breach
+        wrong = [name for name in due if refs[name].dtype not in _stored_dtypes(name, scheme)]
         if not comparable(scheme):
             skipped.append(module)
+        elif wrong:
+            message = f"is {refs[wrong[0]].dtype}, a type that its format does not have"
+            report.breach("quantized", wrong[0], message)
         elif theirs.shape == _weight_shape(refs, module, scheme):
             modules.append(module)
         else:
@@ -126,6 +130,16 @@ def _comparable(
             f"({schemes[skipped[0]].format}, {schemes[skipped[0]].strategy}) is not known here."
         )
     return modules
+
+
+def _stored_dtypes(name: str, scheme: Scheme) -> tuple[str, ...]:
+    """What a quantized module's tensor may be stored as."""
+    suffix = name.rpartition(".")[2]
+    if suffix == "weight_packed":
+        return ("U8",)
+    if suffix == "weight" or (suffix == "weight_scale" and scheme.format == NVFP4):
+        return ("F8_E4M3",)
+    return _SOURCE_DTYPES
 
 
 def _weight_shape(refs: Refs, module: str, scheme: Scheme) -> tuple[int, ...]:

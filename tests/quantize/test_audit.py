@@ -427,3 +427,14 @@ def test_schemes_are_those_that_compressed_tensors_reads(made: Make, scheme: str
         if getattr(module, "quantization_scheme", None) is not None
     }
     assert {name: found.bits for name, found in ours.items()} == theirs
+
+
+@pytest.mark.parametrize("leaf", ["weight", "weight_scale"])
+def test_a_quantized_tensor_of_another_type_is_a_breach(
+    made: Make, source: Path, tmp_path: Path, leaf: str
+) -> None:
+    shutil.copytree(made("fp8").folder, tmp_path / "fp8")
+    name = f"{LAYER}.0.mlp.down_proj.{leaf}"
+    edit(tmp_path / "fp8", lambda t: t.update({name: t[name].to(torch.float64)}))
+    breaches = audit_checkpoint(tmp_path / "fp8", source).of("quantized")
+    assert [(b.subject, "is F64" in b.message) for b in breaches] == [(name, True)]
