@@ -161,6 +161,9 @@ def _read_config(path: Path) -> dict[str, Any]:
             f"{architectures!r} is not Clef ({MODEL_TYPE!r}, {ARCHITECTURE}).",
             fix=_RELEASE_FIX,
         )
+    for part in ("text_config", "vision_config"):
+        if not isinstance(config.get(part, {}), dict):
+            raise CheckpointError(f"{path}: {part} is not an object.", fix=_RELEASE_FIX)
     return config
 
 

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 KEEP_DECODED_BYTES = 2 << 30
 # Multi-token-prediction layers, which prefill never uses.
 _UNUSED = re.compile(r"^(model\.)?mtp\.")
+# transformers checks a config nowhere in one place: a value of the wrong type surfaces as any of
+# these, wherever it is first used.
+_CONFIG_FAULTS = (AttributeError, KeyError, RuntimeError, TypeError, ValueError)
 _QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 
 
@@ -162,17 +165,29 @@ class _TensorFiles:
 
 
 def _skeleton(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
-    """The module tree with computed buffers; its parameters are untouched, so cost no memory."""
+    """The module tree with computed buffers; its parameters are untouched, so cost no memory.
+
+    Raises:
+        CheckpointError: transformers makes nothing of `config.json`.
+    """
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
     from transformers.initialization import no_init_weights
 
     values = {k: v for k, v in checkpoint.config.items() if k not in _QUANTIZATION_KEYS}
     if isinstance(text := values.get("text_config"), dict):
         values["text_config"] = {k: v for k, v in text.items() if k not in _QUANTIZATION_KEYS}
-    config = Qwen3_5Config.from_dict(values)
-    config.use_cache = False
-    with no_init_weights():
-        return Qwen3_5ForConditionalGeneration._from_config(config, dtype=dtype)
+    try:
+        config = Qwen3_5Config.from_dict(values)
+        config.use_cache = False
+        with no_init_weights():
+            return Qwen3_5ForConditionalGeneration._from_config(config, dtype=dtype)
+    except (*_CONFIG_FAULTS, StrictDataclassError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise CheckpointError(
+            f"{checkpoint.folder / 'config.json'}: transformers cannot build it: {reason}.",
+            fix="take config.json from the release, or quantize the source again.",
+        ) from error
 
 
 def _decoded_bytes(checkpoint: Checkpoint, layers: dict[str, LayerKind]) -> int:

@@ -312,3 +312,10 @@ def test_sha256_follows_its_definition_and_sees_every_byte(folder: Path) -> None
     assert checkpoint_sha256(folder) != before
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
         checkpoint_sha256(folder.parent / "nowhere")
+
+
+@pytest.mark.parametrize("part", ["text_config", "vision_config"])
+def test_a_config_part_that_is_no_object_is_refused(folder: Path, part: str) -> None:
+    edit(folder / "config.json", lambda config: config | {part: []})
+    with pytest.raises(CheckpointError, match=rf"config\.json: {part} is not an object"):
+        open_checkpoint(folder)

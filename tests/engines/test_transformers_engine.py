@@ -293,3 +293,18 @@ def test_running_out_of_memory_names_the_option(
         run(engine, records[:1])
     assert caught.value.fix is not None
     assert "--batch-tokens" in caught.value.fix
+
+
+@pytest.mark.parametrize("wrong", [{"rms_norm_eps": "abc"}, {"rope_parameters": 5}])
+def test_a_config_value_of_the_wrong_type_is_one_line(
+    release: Path, tmp_path: Path, wrong: dict[str, Any]
+) -> None:
+    import json
+
+    folder = tmp_path / "broken"
+    shutil.copytree(release, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"].update(wrong)
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ClefqError, match=r"config\.json: transformers cannot build it"):
+        TransformersEngine(folder, SPEC)
