@@ -263,7 +263,7 @@ def needs_of_schemes(folder: Path) -> list[SchemeNeeds]:
     from clefq.quantize.plan import make_plan
     from clefq.quantize.quiet import quiet_libraries
     from clefq.quantize.recipes import bundled_recipe
-    from clefq.quantize.run import _needs as preflight_needs
+    from clefq.quantize.run import needs_of as preflight_needs
     from clefq.quantize.tensors import open_tensors
 
     layers = len(layer_types(open_checkpoint(folder).text_config))

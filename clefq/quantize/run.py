@@ -168,7 +168,7 @@ def prepare(spec: QuantizeSpec, console: Console) -> Work:
         plan = make_plan(source.folder, recipe)
     method = _method(spec.method, plan, console)
     tensors = open_tensors(source.folder)
-    needs = _needs(method, plan, tensors)
+    needs = needs_of(method, plan, tensors)
     if needs.offload:
         console.note("memory does not hold the model: its weights stay on disk, which is slower.")
     return Work(
@@ -184,7 +184,14 @@ def prepare(spec: QuantizeSpec, console: Console) -> Work:
     )
 
 
-def _needs(method: str, plan: Plan, tensors: Mapping[str, TensorInfo]) -> preflight.Needs:
+def needs_of(method: str, plan: Plan, tensors: Mapping[str, TensorInfo]) -> preflight.Needs:
+    """Memory and disk, in bytes, that a run needs.
+
+    Args:
+        method: `stream` or `oneshot`.
+        plan: What is quantized, and how.
+        tensors: Of the source.
+    """
     units = plan_units(tensors, stream_outputs(plan.modules, tensors, "BF16"))
     output = sum(unit.nbytes for unit in units)
     if method == "stream":
