@@ -18,10 +18,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
-import pyarrow as pa
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -127,6 +129,8 @@ def whole(questions: int, slices: int) -> dict[str, float]:
 
 def frame(questions: int, seed: int) -> pd.DataFrame:
     """Synthetic predictions, three options a question, two questions a record."""
+    import pyarrow as pa
+
     rng = np.random.default_rng(7)
     logits = rng.normal(size=(questions, 3)) * 2
     gold = np.argmax(logits + rng.normal(size=logits.shape), axis=1)

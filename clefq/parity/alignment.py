@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from clefq.parity.flatten import FlatRows, FloatArray, IntArray, ObjectArray, segments
+from clefq.parity.arrays import FloatArray, IntArray, ObjectArray
+from clefq.parity.flatten import FlatRows, segments
 from clefq.parity.ordering import hash_ranks
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clefq.parity.flatten import FloatArray
+from clefq.parity.arrays import FloatArray
 from clefq.parity.intervals import Interval, Ratio
 from clefq.parity.resampling import ResampleJob, bucket_sums
 

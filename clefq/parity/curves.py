@@ -12,10 +12,10 @@ from functools import partial
 
 import numpy as np
 
+from clefq.parity.arrays import BoolArray, FloatArray, IntArray
 from clefq.parity.bootstrap import quantiles
 from clefq.parity.divergences import QuestionValues, SideValues
 from clefq.parity.figures import NONE, PERCENTILE, Pending, count_records
-from clefq.parity.flatten import BoolArray, FloatArray, IntArray
 from clefq.parity.intervals import MIN_RECORDS
 from clefq.parity.metric import Bootstrap, Metric
 from clefq.parity.pairs import PairedSet

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from clefq.parity.arrays import BoolArray, IntArray
 from clefq.parity.distributions import distributions
 from clefq.parity.divergences import EDGE, SideValues
 from clefq.parity.figures import indices, pending_figure
-from clefq.parity.flatten import BoolArray, IntArray
 from clefq.parity.intervals import wilson
 from clefq.parity.measures import CONFIDENT_MARGIN, SHARE, Measure
 from clefq.parity.statistics import PairStatistics, sampling_of

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from clefq.parity.arrays import FloatArray, IntArray
 from clefq.parity.bootstrap import quantiles
 from clefq.parity.curves import units_of
 from clefq.parity.figures import Sampling, count_records
-from clefq.parity.flatten import FloatArray, IntArray
 from clefq.parity.intervals import MIN_RECORDS
 from clefq.parity.resampling import ResampleJob, run_jobs
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clefq.parity.flatten import BoolArray, FloatArray, IntArray, segment_sum
+from clefq.parity.arrays import BoolArray, FloatArray, IntArray
+from clefq.parity.flatten import segment_sum
 from clefq.parity.pairs import PairedSet, Side
 
 # A margin or probability this close below a threshold counts as reaching it: exp(log(0.75)) −

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from clefq.parity.arrays import BoolArray, FloatArray, IntArray
 from clefq.parity.bootstrap import (
     needs_more,
     percentile_job,
@@ -14,7 +15,6 @@ from clefq.parity.bootstrap import (
     studentized_interval,
     studentized_job,
 )
-from clefq.parity.flatten import BoolArray, FloatArray, IntArray
 from clefq.parity.intervals import (
     MIN_RECORDS,
     NO_INTERVAL,

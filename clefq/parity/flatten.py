@@ -5,17 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
+from clefq.parity.arrays import BoolArray, FloatArray, IntArray, ObjectArray
 from clefq.store.list_columns import list_column
 from clefq.store.predictions import Predictions
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
-ObjectArray = npt.NDArray[np.object_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +91,7 @@ def segments(starts: IntArray, counts: IntArray) -> IntArray:
     return np.repeat(starts - before, counts) + np.arange(int(counts.sum()))
 
 
-def segment_sum(values: npt.NDArray[np.float64], start: IntArray) -> FloatArray:
+def segment_sum(values: FloatArray, start: IntArray) -> FloatArray:
     """Sums of contiguous, non-empty segments, float64 [len(start) − 1]."""
     if len(start) == 1:
         return np.zeros(0)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clefq.parity.arrays import FloatArray, IntArray
 from clefq.parity.divergences import EDGE, QuestionValues, SideValues
-from clefq.parity.flatten import FloatArray, IntArray
 from clefq.parity.intervals import mcnemar_exact
 from clefq.parity.measures import CONFIDENT_MARGIN
 from clefq.parity.pairs import PairedSet

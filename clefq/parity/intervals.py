@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from scipy import special, stats
 
 from clefq.errors import InputError
-from clefq.parity.flatten import FloatArray
+from clefq.parity.arrays import FloatArray
 
 MIN_RECORDS = 10
 # relative to its terms, a sum of squares below this is rounding, not variance

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from clefq.errors import InputError
+from clefq.parity.arrays import BoolArray, FloatArray
 from clefq.parity.divergences import EDGE, QuestionValues
-from clefq.parity.flatten import BoolArray, FloatArray
 from clefq.parity.pairs import PairedSet
 
 CONFIDENT_MARGIN = 0.5

@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 
 from clefq.errors import InputError
+from clefq.parity.arrays import BoolArray, FloatArray, IntArray
 from clefq.parity.divergences import QuestionValues, question_values
 from clefq.parity.figures import NONE, pending_figure, resolve, resolve_at
-from clefq.parity.flatten import BoolArray, FloatArray, IntArray
 from clefq.parity.measures import MEAN, PAIRED, SHARE, Measure, find_measure, measures
 from clefq.parity.metric import Metric
 from clefq.parity.pairs import PairedSet, join

@@ -15,15 +15,8 @@ import pandas as pd
 
 from clefq.errors import ExitCode, PredictionsError
 from clefq.parity.alignment import Alignment, SortedOptions, align, gather, sort_options
-from clefq.parity.flatten import (
-    BoolArray,
-    FlatRows,
-    FloatArray,
-    IntArray,
-    ObjectArray,
-    flatten,
-    known,
-)
+from clefq.parity.arrays import BoolArray, FloatArray, IntArray, ObjectArray
+from clefq.parity.flatten import FlatRows, flatten, known
 from clefq.store.predictions import Predictions, PredictionsMeta
 
 MISSING = "no answer: the file lacks this question"

@@ -13,8 +13,8 @@ from typing import Protocol
 
 import numpy as np
 
+from clefq.parity.arrays import BoolArray, FloatArray, IntArray
 from clefq.parity.divergences import EDGE, QuestionValues
-from clefq.parity.flatten import BoolArray, FloatArray, IntArray
 from clefq.parity.measures import MEAN, SHARE, Measure
 from clefq.parity.pairs import PairedSet, Side
 

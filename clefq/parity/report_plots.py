@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from clefq.parity.arrays import BoolArray, FloatArray
 from clefq.parity.divergences import QuestionValues, SideValues
-from clefq.parity.flatten import BoolArray, FloatArray
 from clefq.parity.intervals import wilson
 from clefq.parity.noise_floor import NoiseFloor
 from clefq.parity.statistics import PairStatistics

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clefq.parity.flatten import FloatArray, IntArray
+from clefq.parity.arrays import FloatArray, IntArray
 
 MAX_UNITS = 8192
 _EXACT_BITS = 52

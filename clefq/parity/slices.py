@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from clefq.parity.arrays import BoolArray, FloatArray
 from clefq.parity.divergences import EDGE, QuestionValues
-from clefq.parity.flatten import BoolArray, FloatArray
 from clefq.parity.pairs import PairedSet
 
 K = 1024

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from clefq.parity.arrays import BoolArray
 from clefq.parity.curves import curve_figures, macro_f1_figure
 from clefq.parity.divergences import QuestionValues, question_values
 from clefq.parity.figures import (
@@ -20,7 +21,6 @@ from clefq.parity.figures import (
     resolve,
     resolve_at,
 )
-from clefq.parity.flatten import BoolArray
 from clefq.parity.measures import Measure, find_measure, measures
 from clefq.parity.metric import Metric
 from clefq.parity.pairs import PairedSet

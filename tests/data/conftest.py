@@ -22,7 +22,7 @@ FIXTURES = Path(__file__).parent / "fixtures"
 
 @pytest.fixture(autouse=True)
 def no_data_dir(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    if "data" not in request.keywords:
+    if request.node.get_closest_marker("data") is None:
         monkeypatch.delenv("CLEFQ_DATA_DIR", raising=False)
 
 
