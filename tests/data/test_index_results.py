@@ -13,9 +13,10 @@ import pytest
 
 from clefq.data.index_results import write_results
 from clefq.errors import PredictionsError
-from clefq.store.predictions import Predictions, PredictionsMeta
+from clefq.store.predictions import Predictions
 from clefq.store.sets import SetFolder
 from tests.data.conftest import Build
+from tests.parity.factory import META
 
 
 def predictions(folder: SetFolder, failing: str | None = None) -> Predictions:
@@ -39,26 +40,7 @@ def predictions(folder: SetFolder, failing: str | None = None) -> Predictions:
                     "error": "non-finite logits" if failed else None,
                 }
             )
-    meta = PredictionsMeta(
-        eval_set=folder.name,
-        eval_set_sha256=folder.manifest.sha256,
-        model_id="org/model",
-        model_revision=None,
-        model_sha256=None,
-        variant="bf16",
-        scheme="bf16",
-        engine="transformers",
-        engine_version="5",
-        kernels="real",
-        arithmetic="bf16",
-        dtype="bfloat16",
-        device="cpu",
-        clefq_version="0",
-        created_at="2026-01-01T00:00:00+00:00",
-        max_length=16384,
-        truncate_state=False,
-        probability_quantum=None,
-    )
+    meta = replace(META, eval_set=folder.name, eval_set_sha256=folder.manifest.sha256)
     return Predictions(meta=meta, frame=pd.DataFrame(rows))
 
 

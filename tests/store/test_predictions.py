@@ -21,33 +21,13 @@ from clefq.store.predictions import (
     ARROW_SCHEMA,
     METADATA_KEY,
     QUESTION_TYPES,
-    PredictionsMeta,
     read_meta,
     read_predictions,
     validate_frame,
     write_predictions,
 )
+from tests.parity.factory import META
 
-META = PredictionsMeta(
-    eval_set="set",
-    eval_set_sha256="ab" * 32,
-    model_id="nano",
-    model_revision=None,
-    model_sha256=None,
-    variant="bf16",
-    scheme="bf16",
-    engine="transformers",
-    engine_version="5",
-    kernels="real",
-    arithmetic="bf16",
-    dtype="bfloat16",
-    device="cpu",
-    clefq_version="0.1.0",
-    created_at="2026-01-01T00:00:00+00:00",
-    max_length=16384,
-    truncate_state=False,
-    probability_quantum=None,
-)
 HALF = [float(np.log(0.5))] * 2
 
 

@@ -17,7 +17,7 @@ from clefq.clef.records import Question, Record
 from clefq.data.hashed import stable_key
 from clefq.data.personal import PersonalFields
 from clefq.data.readers import Row, RowError
-from clefq.data.sources.base import Example, ReadSpec, Source
+from clefq.data.sources.base import Example, ReadSpec, Source, named_file
 from clefq.data.tables import table_rows
 
 _KINDS = {b"\x89PNG": ".png", b"\xff\xd8\xff": ".jpg", b"GIF8": ".gif", b"RIFF": ".webp"}
@@ -126,11 +126,6 @@ def _media(images: list[Any], key: str) -> dict[str, bytes]:
     return media
 
 
-def files(options: Options) -> tuple[str, ...]:
-    """The one file that is read."""
-    return (options.file,)
-
-
 SOURCE = Source(
     name="access_log",
     title="Requests of a SystemOne server",
@@ -143,6 +138,6 @@ SOURCE = Source(
     from_hub=from_hub,
     build=build,
     options=Options,
-    files=files,
+    files=named_file,
     origin="user",
 )

@@ -123,6 +123,11 @@ def record_id(source: str, split: str, ordinal: int) -> str:
     return "-".join(part for part in (source, split, f"{ordinal:05d}") if part)
 
 
+def named_file(options: Any) -> tuple[str, ...]:
+    """The one file that the options name: `Source.files` of the user's own data."""
+    return (options.file,)
+
+
 def choice(qid: str, instructions: str, criteria: Mapping[str, Any]) -> Question:
     """A choice question; `criteria` maps option ids to descriptions (None for none)."""
     return Question(id=qid, type="choice", instructions=instructions, criteria=dict(criteria))

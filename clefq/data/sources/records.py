@@ -10,7 +10,7 @@ from typing import Any
 from clefq.clef.records import Record, parse_record
 from clefq.data.personal import PersonalFields
 from clefq.data.readers import Row, RowError
-from clefq.data.sources.base import Example, ReadSpec, Source
+from clefq.data.sources.base import Example, ReadSpec, Source, named_file
 from clefq.data.tables import table_rows
 from clefq.errors import RecordError
 
@@ -64,11 +64,6 @@ def build(value: dict[str, Any], record_id: str, options: Options) -> Iterable[E
     yield Example(replace(record, state=cleaned), label=label, media=media)
 
 
-def files(options: Options) -> tuple[str, ...]:
-    """The one file that is read."""
-    return (options.file,)
-
-
 SOURCE = Source(
     name="records",
     title="The user's own records",
@@ -81,6 +76,6 @@ SOURCE = Source(
     from_hub=from_hub,
     build=build,
     options=Options,
-    files=files,
+    files=named_file,
     origin="user",
 )

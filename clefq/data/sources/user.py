@@ -15,7 +15,7 @@ from clefq.clef.records import Question, Record
 from clefq.data.hashed import stable_key
 from clefq.data.personal import PersonalFields
 from clefq.data.readers import Row, RowError
-from clefq.data.sources.base import Example, ReadSpec, Source
+from clefq.data.sources.base import Example, ReadSpec, Source, named_file
 from clefq.data.tables import table_rows
 from clefq.errors import DefinitionError
 
@@ -238,11 +238,6 @@ def _images(
     return media
 
 
-def files(options: Options) -> tuple[str, ...]:
-    """The one file that is read."""
-    return (options.file,)
-
-
 SOURCE = Source(
     name="user",
     title="The user's own table",
@@ -255,6 +250,6 @@ SOURCE = Source(
     from_hub=from_hub,
     build=build,
     options=Options,
-    files=files,
+    files=named_file,
     origin="user",
 )
