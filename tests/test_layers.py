@@ -24,7 +24,8 @@ ALLOWED: dict[str, set[str]] = {
     "data": BELOW | {"nano"},
     # it says what the others would need
     "doctor": BELOW | {"quantize", "engines", "serving"},
-    "cli": BELOW | {"data", "quantize", "engines", "serving", "parity", "nano", "doctor"},
+    "bench": BELOW | {"engines", "serving"},
+    "cli": BELOW | {"data", "quantize", "engines", "serving", "parity", "nano", "doctor", "bench"},
 }
 
 
