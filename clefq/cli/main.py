@@ -40,6 +40,7 @@ COMMANDS: dict[str, str] = {
     "plan": "plan",
     "audit": "audit",
     "repair": "repair",
+    "diff": "diff",
     "demo": "demo",
     "doctor": "doctor",
 }

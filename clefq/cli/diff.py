@@ -1,0 +1,40 @@
+"""`clefq diff`: which tensors of a checkpoint differ from another one, and by how much."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from clefq.cli.options import Json, Quiet
+
+
+def command(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint folder or hub id.")],
+    base: Annotated[
+        str, typer.Argument(metavar="BASE", help="What it is compared with: folder or hub id.")
+    ],
+    every: Annotated[bool, typer.Option("--all", help="List every tensor.")] = False,
+    json_output: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare two checkpoints tensor by tensor, layer by layer.
+
+    Says of every tensor whether it is identical, changed (by which relative
+    Frobenius norm), missing, added, or of another dtype or shape. Quantized
+    weights are compared by the values that they stand for.
+
+    A Clef may be compared with the backbone that it was trained from.
+    """
+    from clefq.console import Console
+    from clefq.quantize.source import find_source
+    from clefq.release.diff import diff_folders
+    from clefq.release.diff_text import diff_text
+    from clefq.release.weights import open_weights
+
+    console = Console(json_output=json_output, quiet=quiet)
+    ours, theirs = (open_weights(find_source(name).folder) for name in (model, base))
+    total = sum(weight.nbytes for weight in ours.weights.values())
+    with console.progress("compare", total) as advance:
+        found = diff_folders(ours, theirs, advance)
+    console.result(found.to_json(), diff_text(found, every=every))
