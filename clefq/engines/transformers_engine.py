@@ -8,7 +8,7 @@ the release runs it in BF16, which adds rounding but no information.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -49,7 +49,15 @@ _DTYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Prompt:
+class Prompt:
+    """One record, ready to run.
+
+    Attributes:
+        record: The record.
+        encoded: Its prompt.
+        images: Its image files, in prompt order.
+    """
+
     record: Record
     encoded: Encoded
     images: tuple[Path, ...]
@@ -103,12 +111,11 @@ class TransformersEngine:
         self, records: Sequence[Record], media_root: Path | None = None
     ) -> Iterator[Sequence[RecordResult]]:
         """See `Engine.predict`: first the records that cannot be run, then batch by batch."""
-        prompts, failed = self._encode(records, media_root)
+        prompts, failed = self.encode(records, media_root)
         if failed:
             yield failed
-        lengths = [len(prompt.encoded.token_ids) for prompt in prompts]
-        for batch in plan_batches(lengths, self._batch_tokens):
-            yield self._run([prompts[index] for index in batch])
+        for batch in self.batches(prompts):
+            yield self._run(batch)
 
     def close(self) -> None:
         """Frees the weights."""
@@ -116,11 +123,23 @@ class TransformersEngine:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _encode(
+    @property
+    def backbone(self) -> Backbone:
+        """The loaded backbone.
+
+        Raises:
+            ClefqError: The engine is closed.
+        """
+        if self._backbone is None:
+            raise ClefqError("this engine is closed.")
+        return self._backbone
+
+    def encode(
         self, records: Sequence[Record], media_root: Path | None
-    ) -> tuple[list[_Prompt], list[RecordResult]]:
+    ) -> tuple[list[Prompt], list[RecordResult]]:
+        """Prompts of the records that can be run, and results with errors of the others."""
         spec = EncodeSpec(self._spec.max_length, self._spec.truncate_state)
-        prompts: list[_Prompt] = []
+        prompts: list[Prompt] = []
         failed: list[RecordResult] = []
         for record in records:
             try:
@@ -129,15 +148,39 @@ class TransformersEngine:
                 paths = tuple((media_root or Path()) / image for image in record.images)
                 counts = [self._images.token_count(path) for path in paths]
                 encoded = encode_record(self._tokenizer, record, spec, counts)
-                prompts.append(_Prompt(record, encoded, paths))
+                prompts.append(Prompt(record, encoded, paths))
             except InputError as error:
                 failed.append(RecordResult.failed(record, error.message))
         return prompts, failed
 
+    def batches(self, prompts: Sequence[Prompt]) -> list[list[Prompt]]:
+        """What runs together, in order."""
+        lengths = [len(prompt.encoded.token_ids) for prompt in prompts]
+        return [
+            [prompts[index] for index in batch]
+            for batch in plan_batches(lengths, self._batch_tokens)
+        ]
+
+    def _run(self, prompts: Sequence[Prompt]) -> list[RecordResult]:
+        return self.answer(prompts, self.hidden_states)
+
     @torch.inference_mode()
-    def _run(self, prompts: Sequence[_Prompt]) -> list[RecordResult]:
+    def answer(
+        self,
+        prompts: Sequence[Prompt],
+        hidden_states: Callable[[Sequence[Prompt]], Sequence[Tensor]],
+    ) -> list[RecordResult]:
+        """Runs the joint head on a batch.
+
+        Args:
+            prompts: The batch.
+            hidden_states: Gives its final hidden states, as `hidden_states` does.
+
+        Raises:
+            ClefqError: The device ran out of memory.
+        """
         try:
-            hidden = self._hidden(prompts)
+            hidden = hidden_states(prompts)
             finite = [bool(torch.isfinite(states).all()) for states in hidden]
             # One record's NaN must not reach another through the batched head.
             sound = [index for index, good in enumerate(finite) if good]
@@ -152,10 +195,9 @@ class TransformersEngine:
         by_index = dict(zip(sound, logits, strict=True))
         return [_result(prompt, by_index.get(index)) for index, prompt in enumerate(prompts)]
 
-    def _hidden(self, prompts: Sequence[_Prompt]) -> list[Tensor]:
+    def hidden_states(self, prompts: Sequence[Prompt]) -> list[Tensor]:
         """Final hidden states per prompt, [its length, hidden], without padding."""
-        if self._backbone is None:
-            raise ClefqError("this engine is closed.")
+        backbone = self.backbone
         lengths = [len(prompt.encoded.token_ids) for prompt in prompts]
         pad = self._tokenizer.special.im_end
         rows = torch.full((len(prompts), max(lengths)), pad, dtype=torch.int64)
@@ -164,17 +206,17 @@ class TransformersEngine:
         paths = [path for prompt in prompts for path in prompt.images]
         if paths:
             images = self._images.read(paths)
-            states = self._backbone.hidden_states_with_images(
+            states = backbone.hidden_states_with_images(
                 rows.to(self._device),
                 self._image_positions(prompts, rows).to(self._device),
                 images.pixels.to(self._device),
                 images.grids.to(self._device),
             )
         else:
-            states = self._backbone.hidden_states(rows.to(self._device))
+            states = backbone.hidden_states(rows.to(self._device))
         return [states[index, :length] for index, length in enumerate(lengths)]
 
-    def _image_positions(self, prompts: Sequence[_Prompt], rows: Tensor) -> Tensor:
+    def _image_positions(self, prompts: Sequence[Prompt], rows: Tensor) -> Tensor:
         positions = torch.zeros_like(rows, dtype=torch.bool)
         for index, prompt in enumerate(prompts):
             start, end = prompt.encoded.media_span
@@ -188,9 +230,8 @@ class TransformersEngine:
     ) -> list[dict[str, NDArray[np.float64]]]:
         if not encoded:
             return []
-        assert self._backbone is not None
         batch = HeadBatch.build(encoded, self._device)
-        lexical = self._backbone.lexical_table[batch.option_token_ids].to(self._head_dtype)
+        lexical = self.backbone.lexical_table[batch.option_token_ids].to(self._head_dtype)
         flat = self._head(torch.cat(list(hidden)).to(self._head_dtype), batch, lexical)
         return split_logits(flat, encoded)
 
@@ -200,7 +241,7 @@ def open_engine(folder: Path, spec: EngineSpec) -> TransformersEngine:
     return TransformersEngine(folder, spec)
 
 
-def _result(prompt: _Prompt, logits: dict[str, NDArray[np.float64]] | None) -> RecordResult:
+def _result(prompt: Prompt, logits: dict[str, NDArray[np.float64]] | None) -> RecordResult:
     tokens = len(prompt.encoded.token_ids)
     if logits is None:
         return RecordResult.failed(prompt.record, NON_FINITE, tokens)
