@@ -104,8 +104,8 @@ class Weight:
             wide = np.repeat(scales, width, axis=1)[:, : values.shape[1]]
             return np.asarray(values * wide[np.arange(row, row + count) // height])
         if scales.size == 1:
-            return values * scales.reshape(-1)[0]
-        return values * scales.reshape(-1, 1)[row : row + count]
+            return np.asarray(values * scales.reshape(1, 1))
+        return np.asarray(values * scales.reshape(-1, 1)[row : row + count])
 
 
 @dataclass(frozen=True, slots=True)
