@@ -44,6 +44,11 @@ class Calibration:
     max_length: int
     truncated_records: int
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt."""
+        return max(len(prompt.token_ids) for prompt in self.prompts)
+
     def to_json(self) -> dict[str, object]:
         """What `clefq.json` keeps."""
         return {

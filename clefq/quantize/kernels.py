@@ -112,8 +112,17 @@ def fp8_rows(weight: torch.Tensor, args: Any) -> tuple[torch.Tensor, torch.Tenso
     """
     low, high = torch.aminmax(weight, dim=-1, keepdim=True)
     scales, _ = calculate_qparams(low, high, args)
-    codes = (weight / scales).clamp_(-_FP8_MAX, _FP8_MAX).to(FP8)
-    return codes, scales
+    return fp8_codes(weight, scales), scales
+
+
+def fp8_codes(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Weights as E4M3 codes, saturating; the quotient is taken in the dtype of both.
+
+    Args:
+        weight: `[rows, columns]`.
+        scales: A shape that broadcasts against it, same dtype.
+    """
+    return (weight / scales).clamp_(-_FP8_MAX, _FP8_MAX).to(FP8)
 
 
 def unpack_e2m1(packed: torch.Tensor) -> torch.Tensor:

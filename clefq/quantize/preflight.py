@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,11 @@ BASE_MEMORY = 700_000_000
 WORKER_MEMORY = 60_000_000
 # what calibration keeps beside the weights: activations of one layer, one prompt at a time
 CALIBRATION_MEMORY = 2_000_000_000
+# a CUDA context; blocks and their intermediate numbers of one worker, sixteen times those on a CPU
+GPU_BASE = 800_000_000
+GPU_WORKER = 250_000_000
+# numbers of two bytes that an MLP holds at once per token and column, when its inputs are rounded
+_GPU_COPIES = 6
 _SLACK = 1.02
 
 
@@ -24,21 +30,25 @@ class Needs:
         disk: Bytes beside the output folder, at the peak.
         memory: Bytes of memory.
         offload: Whether weights are kept on disk because memory does not hold them.
+        gpu: Bytes of GPU memory, 0 where no GPU is used.
     """
 
     disk: int
     memory: int
     offload: bool = False
+    gpu: int = 0
 
 
-def needs_of_stream(output: int, workers: int) -> Needs:
+def needs_of_stream(output: int, workers: int, device: str = "cpu") -> Needs:
     """Streaming: the output, and a few blocks per worker.
 
     Args:
         output: Bytes of the output's tensors.
         workers: Units in flight.
+        device: Where the arithmetic runs.
     """
-    return Needs(int(output * _SLACK), BASE_MEMORY + workers * WORKER_MEMORY)
+    gpu = 0 if device == "cpu" else GPU_BASE + workers * GPU_WORKER
+    return Needs(int(output * _SLACK), BASE_MEMORY + workers * WORKER_MEMORY, gpu=gpu)
 
 
 def needs_of_oneshot(source: int, output: int, largest: int, available: int) -> Needs:
@@ -58,6 +68,17 @@ def needs_of_oneshot(source: int, output: int, largest: int, available: int) -> 
     return Needs(twice + source, 4 * largest + BASE_MEMORY + CALIBRATION_MEMORY, offload=True)
 
 
+def gpu_of_oneshot(largest: int, widest: int, longest: int) -> int:
+    """Bytes of GPU memory that layer-by-layer calibration needs at the least.
+
+    Args:
+        largest: Bytes of the largest decoder layer or embedding.
+        widest: Columns of the widest activation.
+        longest: Tokens of the longest prompt; 0 without calibration.
+    """
+    return GPU_BASE + 2 * largest + 2 * _GPU_COPIES * widest * longest
+
+
 def check(needs: Needs, out: Path, there: int = 0) -> None:
     """Refuses a run that this machine cannot finish.
 
@@ -67,22 +88,50 @@ def check(needs: Needs, out: Path, there: int = 0) -> None:
         there: Bytes that an interrupted run has written already.
 
     Raises:
-        InputError: Not enough disk or memory; says how much is needed and where.
+        InputError: Not enough disk, memory or GPU memory; says how much is needed and where.
     """
     place = next(path for path in out.absolute().parents if path.exists())
     free = shutil.disk_usage(place).free + there
     if needs.disk > free:
         raise InputError(
-            f"{place} has {_gb(free)} free, this run needs {_gb(needs.disk)}.",
+            f"{place} has {short_of(free, needs.disk)}.",
             fix="free disk space, or choose another place with --out.",
         )
     available = available_memory()
     if needs.memory > available:
         raise InputError(
-            f"{_gb(available)} of memory are free, this run needs {_gb(needs.memory)}.",
+            f"this machine has {short_of(available, needs.memory, 'memory')}.",
             fix="close other programs, use a larger machine, or a data-free scheme (fp8, "
             "nvfp4a16), which needs less than 2 GB.",
         )
+    gpu = free_gpu_memory() if needs.gpu else 0
+    if needs.gpu > gpu:
+        raise InputError(
+            f"the GPU has {short_of(gpu, needs.gpu, 'memory')}.",
+            fix="end what else runs on it, or hide it: CUDA_VISIBLE_DEVICES= clefq quantize …",
+        )
+
+
+def free_gpu_memory() -> int:
+    """Bytes that are free on the GPU that torch would use."""
+    import torch
+
+    free, _ = torch.cuda.mem_get_info()
+    return int(free)
+
+
+def short_of(free: int, needed: int, what: str = "") -> str:
+    """What is free and what is needed, in words and in a unit that tells them apart."""
+    unit, size = next(((name, size) for name, size in _UNITS if needed >= size), ("bytes", 1))
+    digits = 0 if size == 1 else 1
+    # rounded away from each other: equal numbers would explain nothing
+    have = math.floor(free / size * 10**digits) / 10**digits
+    need = math.ceil(needed / size * 10**digits) / 10**digits
+    of = f" of {what}" if what else ""
+    return f"{have:,.{digits}f} {unit}{of} free, this run needs {need:,.{digits}f} {unit}"
+
+
+_UNITS = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 
 
 def available_memory() -> int:
@@ -116,7 +165,3 @@ def _cgroup() -> int | None:
         (int(line.split()[1]) for line in stat.splitlines() if line.startswith("inactive_file")), 0
     )
     return max(0, int(limit) - used + cached)
-
-
-def _gb(count: int) -> str:
-    return f"{count / 1e9:.1f} GB"

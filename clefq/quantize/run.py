@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,9 @@ from clefq.quantize.stream import (
     default_device,
     one_thread_per_worker,
     stream_outputs,
+    stream_workers,
 )
 from clefq.quantize.tensors import OutTensor, open_tensors, write_index
-from clefq.quantize.workers import default_workers
 from clefq.store.atomic import sha256_file, write_json, write_text
 
 METHODS = ("auto", "oneshot", "stream")
@@ -104,6 +104,7 @@ class Work:
         method: `oneshot` or `stream`.
         calibration: Encoded prompts, where activations are calibrated.
         needs: Disk and memory.
+        device: Where the arithmetic runs: `cpu` or `cuda`.
     """
 
     spec: QuantizeSpec
@@ -115,6 +116,7 @@ class Work:
     method: str
     calibration: Calibration | None
     needs: preflight.Needs
+    device: str
 
     @property
     def dtype(self) -> str:
@@ -168,7 +170,10 @@ def prepare(spec: QuantizeSpec, console: Console) -> Work:
         plan = make_plan(source.folder, recipe)
     method = _method(spec.method, plan, console)
     tensors = open_tensors(source.folder)
-    needs = needs_of(method, plan, tensors)
+    calibration = _calibration(spec, plan, source.folder)
+    device = default_device()
+    longest = 0 if calibration is None else calibration.longest
+    needs = needs_of(method, plan, tensors, device, longest)
     if needs.offload:
         console.note("memory does not hold the model: its weights stay on disk, which is slower.")
     return Work(
@@ -179,31 +184,42 @@ def prepare(spec: QuantizeSpec, console: Console) -> Work:
         recipe=recipe,
         plan=plan,
         method=method,
-        calibration=_calibration(spec, plan, source.folder),
+        calibration=calibration,
         needs=needs,
+        device=device,
     )
 
 
-def needs_of(method: str, plan: Plan, tensors: Mapping[str, TensorInfo]) -> preflight.Needs:
+def needs_of(
+    method: str,
+    plan: Plan,
+    tensors: Mapping[str, TensorInfo],
+    device: str = "cpu",
+    longest: int = 0,
+) -> preflight.Needs:
     """Memory and disk, in bytes, that a run needs.
 
     Args:
         method: `stream` or `oneshot`.
         plan: What is quantized, and how.
         tensors: Of the source.
+        device: Where the arithmetic runs.
+        longest: Tokens of the longest calibration prompt.
     """
     units = plan_units(tensors, stream_outputs(plan.modules, tensors, "BF16"))
     output = sum(unit.nbytes for unit in units)
     if method == "stream":
-        return preflight.needs_of_stream(output, default_workers())
+        return preflight.needs_of_stream(output, stream_workers(device), device)
     layers: dict[str, int] = {}
     for name, ref in tensors.items():
         layer = ".".join(name.split(".")[:4])
         layers[layer] = layers.get(layer, 0) + ref.nbytes
-    whole = sum(layers.values())
-    return preflight.needs_of_oneshot(
-        whole, output, max(layers.values()), preflight.available_memory()
-    )
+    whole, largest = sum(layers.values()), max(layers.values())
+    needs = preflight.needs_of_oneshot(whole, output, largest, preflight.available_memory())
+    if device == "cpu":
+        return needs
+    widest = max(tensors[f"{module}.weight"].shape[0] for module in plan.modules)
+    return replace(needs, gpu=preflight.gpu_of_oneshot(largest, widest, longest))
 
 
 def _recipe(spec: QuantizeSpec, checkpoint: Checkpoint) -> Recipe:
@@ -257,7 +273,7 @@ def _fingerprint(work: Work) -> dict[str, Any]:
         "folder": str(folder.resolve()),
         "recipe": work.recipe.sha256,
         "method": work.method,
-        "device": default_device(),
+        "device": work.device,
         "calibration": None if calibration is None else calibration.to_json(),
         "max_shard_bytes": work.spec.max_shard_bytes,
         "versions": finish.versions(),
@@ -269,7 +285,7 @@ Outputs = dict[str, list[OutTensor]]
 
 def _stream(work: Work) -> tuple[Outputs, WriteUnit]:
     outputs = stream_outputs(work.plan.modules, work.tensors, work.dtype)
-    stream = Stream(work.plan.modules, work.tensors, work.dtype, default_device())
+    stream = Stream(work.plan.modules, work.tensors, work.dtype, work.device)
     return outputs, stream.write_unit
 
 
@@ -322,7 +338,8 @@ def _write(
     shards = plan_shards(plan_units(work.tensors, outputs), work.spec.max_shard_bytes)
     total = sum(len(shard.tensors) for shard in shards)
     with console.progress("writing tensors", total) as advance, one_thread_per_worker():
-        kept = write_shards(partial, shards, write_unit, default_workers(), advance)
+        workers = stream_workers(work.device)
+        kept = write_shards(partial, shards, write_unit, workers, advance)
     if kept:
         console.note(f"kept {kept} finished shard(s) of an interrupted run.")
     write_index(partial, {shard.name: shard.tensors for shard in shards})

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from clefq.clef.tensor_files import TensorInfo
 from clefq.quantize.layout import Unit, copy_tensor
 from clefq.quantize.tensors import OutTensor, ShardFile
+from clefq.quantize.workers import default_workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     import torch
 
 _BLOCK_ELEMENTS = 1 << 19
+_GPU_BLOCKS = 16  # blocks on a GPU are this many times larger
+_GPU_WORKERS = 16
 _NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 
@@ -138,7 +141,7 @@ def row_blocks(
 
     rows, columns = ref.shape
     stored, wanted = getattr(torch, _NAMES[ref.dtype]), getattr(torch, _NAMES[dtype])
-    scale = 1 if device == "cpu" else 16
+    scale = 1 if device == "cpu" else _GPU_BLOCKS
     step = max(1, scale * _BLOCK_ELEMENTS // columns)
     width = ref.nbytes // rows
     for row, data in ref.pieces(step * width):
@@ -164,6 +167,11 @@ def one_thread_per_worker() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def stream_workers(device: str) -> int:
+    """Units in flight: one per core; few feed a GPU, and each takes of its memory."""
+    return default_workers() if device == "cpu" else min(default_workers(), _GPU_WORKERS)
 
 
 def default_device() -> str:

@@ -220,7 +220,7 @@ def test_the_preflight_refuses(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preflight, "available_memory", lambda: 100_000_000)
-    with pytest.raises(InputError, match=r"0\.1 GB of memory are free, this run needs"):
+    with pytest.raises(InputError, match=r"100\.0 MB of memory free, this run needs [\d.]+ [MG]B"):
         quantize(spec_of(source), tmp_path / "out", QUIET)
     monkeypatch.undo()
     usage = type("Usage", (), {"free": 1_000_000})
@@ -228,6 +228,30 @@ def test_the_preflight_refuses(
     with pytest.raises(InputError, match="free, this run needs"):
         quantize(spec_of(source), tmp_path / "out", QUIET)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_gpu_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    needs = preflight.needs_of_stream(1000, 16, "cuda")
+    assert needs.gpu == 800_000_000 + 16 * 250_000_000
+    monkeypatch.setattr(preflight, "free_gpu_memory", lambda: 3_000_000_000)
+    with pytest.raises(InputError, match=r"the GPU has 3\.0 GB of memory free, .* needs 4\.8 GB"):
+        preflight.check(needs, tmp_path / "out")
+    monkeypatch.setattr(preflight, "free_gpu_memory", lambda: 5_000_000_000)
+    preflight.check(needs, tmp_path / "out")
+    monkeypatch.setattr(preflight, "free_gpu_memory", lambda: pytest.fail("no GPU is used"))
+    preflight.check(preflight.needs_of_stream(1000, 16), tmp_path / "out")
+    # a long prompt's activations count
+    short, long = (preflight.gpu_of_oneshot(10**9, 12288, n) for n in (1024, 87_000))
+    assert short < 3.1e9 < 12e9 < long
+
+
+def test_amounts_are_in_a_unit_that_tells_them_apart() -> None:
+    assert preflight.short_of(0, 81_920) == "0.0 kB free, this run needs 82.0 kB"
+    assert preflight.short_of(999, 1000) == "0.9 kB free, this run needs 1.0 kB"
+    assert preflight.short_of(12, 999) == "12 bytes free, this run needs 999 bytes"
+    assert preflight.short_of(18_040_000_000, 18_060_000_000, "memory") == (
+        "18.0 GB of memory free, this run needs 18.1 GB"
+    )
 
 
 def test_oneshot_keeps_weights_on_disk_when_memory_is_short() -> None:

@@ -124,3 +124,45 @@ def test_a_shard_is_whole_or_absent(tmp_path: Path) -> None:
     loaded = load_file(path)
     assert loaded["a"].tolist() == list(b"abcd")
     assert loaded["b"].tolist() == [1.5]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("preset", ["NVFP4A16", "FP8_DYNAMIC"])
+def test_a_gpu_gives_the_bits_of_a_cpu(tmp_path: Path, preset: str) -> None:
+    """Ranges far apart, zero rows, ties: every byte of both outputs."""
+    names = [f"model.language_model.layers.0.mlp.{leaf}" for leaf in ("gate_proj", "up_proj")]
+    generator = torch.Generator().manual_seed(0)
+    tensors = {}
+    for name in names:
+        weight = torch.randn(4099, 1024, generator=generator) * 0.02
+        weight *= 10 ** torch.empty(4099, 1).uniform_(-4, 2, generator=generator)
+        weight[7] = 0
+        tensors[f"{name}.weight"] = weight.bfloat16()
+    save_file(tensors, tmp_path / "model.safetensors")
+    refs = open_tensors(tmp_path)
+    schemes = dict.fromkeys(names, preset_name_to_scheme(preset, ["Linear"]))
+    (unit,) = plan_units(refs, stream_outputs(schemes, refs, "BF16"))
+    for device in ("cpu", "cuda"):
+        with ShardFile(tmp_path / f"{device}.out", unit.tensors) as file:
+            Stream(schemes, refs, "BF16", device).write_unit(file, unit)
+    assert (tmp_path / "cpu.out").read_bytes() == (tmp_path / "cuda.out").read_bytes()
+
+
+def test_compression_rounds_alike_on_every_machine() -> None:
+    """The worker saves with the library's torch code, whatever kernels it has for a GPU."""
+    from compressed_tensors.utils.impl_backend import ImplBackend
+
+    from clefq.quantize.oneshot_worker import same_codes_everywhere
+
+    @ImplBackend.register("clefq_test", lambda: True, 0)
+    def clefq_test_kernel() -> str:
+        return "kernel"
+
+    @ImplBackend.entrypoint("clefq_test")
+    def clefq_test_torch() -> str:
+        return "torch"
+
+    assert clefq_test_torch() == "kernel"
+    with same_codes_everywhere():
+        assert clefq_test_torch() == "torch"
+    assert clefq_test_torch() == "kernel"
