@@ -42,7 +42,21 @@ Span = tuple[int, int]
 
 
 class RecordTooLongError(RecordError):
-    """A record that does not fit the token limit."""
+    """A record that does not fit the token limit.
+
+    Args:
+        message: One line.
+        fix: One line.
+        tokens: What the whole prompt would take.
+        limit: What it may take.
+        fixed: What its questions and media take without the state.
+    """
+
+    def __init__(self, message: str, *, fix: str, tokens: int, limit: int, fixed: int) -> None:
+        super().__init__(message, fix=fix)
+        self.tokens = tokens
+        self.limit = limit
+        self.fixed = fixed
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,13 +263,20 @@ def _media_block(
 
 
 def _too_long(record: Record, spec: EncodeSpec, fixed: int, state: int) -> RecordTooLongError:
-    if fixed > spec.max_length:
+    limit, tokens = spec.max_length, fixed + state
+    if fixed > limit:
+        message = f"its questions and media alone take {fixed} tokens, the limit is {limit}."
         return RecordTooLongError(
-            f"record {record.id!r}: its questions and media alone take {fixed} tokens, the limit "
-            f"is {spec.max_length}.",
-            fix=f"raise --max-length to {fixed + state}, or ask fewer questions or options.",
+            f"record {record.id!r}: {message}",
+            fix=f"raise --max-length to {tokens}, or ask fewer questions or options.",
+            tokens=tokens,
+            limit=limit,
+            fixed=fixed,
         )
     return RecordTooLongError(
-        f"record {record.id!r} takes {fixed + state} tokens, the limit is {spec.max_length}.",
-        fix=f"raise --max-length to {fixed + state}, or cut the state with --truncate-state.",
+        f"record {record.id!r} takes {tokens} tokens, the limit is {limit}.",
+        fix=f"raise --max-length to {tokens}, or cut the state with --truncate-state.",
+        tokens=tokens,
+        limit=limit,
+        fixed=fixed,
     )

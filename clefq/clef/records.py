@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clefq.clef.json_values import DuplicateKeyError, json_faults, load_json
+from clefq.clef.json_values import DuplicateKeyError, Fault, json_faults, load_json
 from clefq.errors import RecordError
 
 JSON = Any
@@ -132,7 +132,7 @@ def parse_record(value: object, where: str) -> Record:
     if faults:
         # Deeper checks could trip over values that are not JSON at all.
         raise _record_error(where, faults)
-    faults += _unknown_keys(value, _RECORD_KEYS, "")
+    faults += _unknown_keys(value, _RECORD_KEYS)
     for key in ("id", "cohort"):
         if not isinstance(value.get(key), str) or not value[key]:
             faults.append(f"{key!r} must be a non-empty string")
@@ -149,18 +149,33 @@ def parse_record(value: object, where: str) -> Record:
 
 
 def parse_questions(value: object) -> tuple[tuple[Question, ...], list[str]]:
-    """Checks the `questions` object of a record or of a SystemOne request.
+    """Checks the `questions` object of a record.
 
     Returns:
         The sound questions in the given order, and every fault found (empty when all are sound).
     """
+    questions, faults = check_questions(value)
+    return questions, [
+        f"question {fault.path[0]!r}: {fault.message}"
+        if fault.path
+        else f"'questions' {fault.message}"
+        for fault in faults
+    ]
+
+
+def check_questions(value: object) -> tuple[tuple[Question, ...], list[Fault]]:
+    """Checks a `questions` object and says where each fault is.
+
+    Returns:
+        The sound questions in the given order, and every fault, its path counted from `value`.
+    """
     if not isinstance(value, dict) or not value:
-        return (), ["'questions' must be a non-empty object of question id to question"]
+        return (), [Fault((), "must be a non-empty object of question id to question")]
     questions: list[Question] = []
-    faults: list[str] = []
+    faults: list[Fault] = []
     for question_id, body in value.items():
         found = _question_faults(question_id, body)
-        faults += found
+        faults += [Fault((question_id, *fault.path), fault.message) for fault in found]
         if not found:
             instructions, criteria = body.get("instructions"), body.get("criteria")
             questions.append(Question(question_id, body["type"], instructions, criteria))
@@ -246,23 +261,23 @@ def _record_error(where: str, faults: list[str], record_id: object = None) -> Re
     return RecordError(f"{place}: {faults[0]}.", fix=_RECORD_FIX, faults=rest)
 
 
-def _unknown_keys(value: dict[str, JSON], known: tuple[str, ...], place: str) -> list[str]:
+def _unknown_keys(value: dict[str, JSON], known: tuple[str, ...]) -> list[str]:
     extra = [repr(key) for key in value if key not in known]
-    return [f"{place}unknown key {', '.join(extra)}"] if extra else []
+    return [f"unknown key {', '.join(extra)}"] if extra else []
 
 
-def _question_faults(question_id: object, body: object) -> list[str]:
+def _question_faults(question_id: object, body: object) -> list[Fault]:
     if not isinstance(question_id, str) or not question_id:
-        return [f"question id {question_id!r} must be a non-empty string"]
-    place = f"question {question_id!r}: "
+        return [Fault((), "the question id must be a non-empty string")]
     if not isinstance(body, dict):
-        return [f"{place}must be an object"]
-    faults = _unknown_keys(body, _QUESTION_KEYS, place)
+        return [Fault((), "must be an object")]
+    faults = [Fault((), message) for message in _unknown_keys(body, _QUESTION_KEYS)]
     kind = body.get("type")
     if not isinstance(kind, str) or kind not in QUESTION_TYPES:
-        return [*faults, f"{place}type {kind!r} is not one of {', '.join(QUESTION_TYPES)}"]
-    fault = _criteria_fault(kind, body.get("criteria"))
-    return [*faults, f"{place}{fault}"] if fault else faults
+        message = f"type {kind!r} is not one of {', '.join(QUESTION_TYPES)}"
+        return [*faults, Fault(("type",), message)]
+    message = _criteria_fault(kind, body.get("criteria"))
+    return [*faults, Fault(("criteria",), message)] if message else faults
 
 
 def _criteria_fault(kind: str, criteria: object) -> str | None:

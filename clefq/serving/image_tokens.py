@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clefq.errors import CheckpointError
+from clefq.errors import CheckpointError, InputError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -31,8 +31,16 @@ class ImageTokens:
             ) from error
 
     def size_tokens(self, image: Image) -> int:
-        """Pad tokens of an image."""
-        patches = self._processor.get_number_of_image_patches(image.height, image.width, {})
+        """Pad tokens of an image.
+
+        Raises:
+            InputError: The processor does not take an image of this shape.
+        """
+        try:
+            patches = self._processor.get_number_of_image_patches(image.height, image.width, {})
+        except ValueError as error:
+            size = f"{image.width}×{image.height} pixels"
+            raise InputError(f"an image of {size} cannot be used: {error}.") from error
         return int(patches) // int(self._processor.merge_size) ** 2
 
 

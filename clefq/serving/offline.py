@@ -16,14 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clefq.clef.answers import answer, log_softmax
+from clefq.clef.answers import answer
 from clefq.clef.checkpoint import open_checkpoint
-from clefq.clef.encoding import Encoded, EncodeSpec, PromptTokenizer, encode_record
+from clefq.clef.encoding import EncodeSpec
 from clefq.clef.hub import resolve_model
 from clefq.clef.records import Record, parse_record
 from clefq.errors import InputError, RecordError
 from clefq.serving.layout import LayoutError, split_flat
-from clefq.serving.media import contract_placeholders, load_image
+from clefq.serving.media import load_image
+from clefq.serving.probabilities import as_released, exact
+from clefq.serving.prompts import PromptMaker
 from clefq.serving.runtime import Prompt, Runtime
 from clefq.serving.settings import ServeSettings
 
@@ -66,8 +68,8 @@ class Clef:
         folder = resolve_model(str(model))
         self.checkpoint = open_checkpoint(folder)
         self.settings = settings or ServeSettings()
-        self.tokenizer = PromptTokenizer.from_folder(folder)
-        self._images: Any = None
+        self._prompts = PromptMaker(folder, self.settings.max_images)
+        self.tokenizer = self._prompts.tokenizer
         self.runtime = Runtime(folder, self.settings, quiet=quiet)
 
     def __enter__(self) -> Clef:
@@ -94,8 +96,11 @@ class Clef:
         """
         record, images = _record_of(request)
         result = self._answer_all([(record, images)], EncodeSpec(self.settings.max_length))[0]
+        probabilities = exact if digits is None else as_released
         answers = {
-            question.id: answer(question, self._named(record, result)[question.id], digits)
+            question.id: answer(
+                question, probabilities(question, result.logits[question.id]), digits
+            )
             for question in record.questions
         }
         return {
@@ -138,17 +143,7 @@ class Clef:
             RecordTooLongError: It does not fit and `spec.truncate_state` is off.
             InputError: More images than the engine was started for, or videos.
         """
-        if record.videos:
-            raise InputError(f"record {record.id!r} has videos.", fix="use images.")
-        if len(images) > self.settings.max_images:
-            raise InputError(
-                f"record {record.id!r} has {len(images)} images, the engine takes "
-                f"{self.settings.max_images}.",
-                fix=f"raise max_images to {len(images)}.",
-            )
-        counts = [self._image_reader().size_tokens(image) for image in images]
-        encoded = encode_record(self.tokenizer, record, spec, counts)
-        return Prompt(encoded, tuple(images), self._engine_ids(record, encoded))
+        return self._prompts.prompt(record, images, spec)
 
     def answered(self, prompts: Sequence[Prompt]) -> Iterator[Answered | str]:
         """Runs prompts; yields per prompt its logits, or one line that says why there are none."""
@@ -173,31 +168,7 @@ class Clef:
         return results
 
     def _named(self, record: Record, result: Answered) -> dict[str, dict[str, float]]:
-        named = {}
-        for question in record.questions:
-            values = np.exp(log_softmax(result.logits[question.id])).tolist()
-            named[question.id] = dict(zip(question.option_ids, values, strict=True))
-        return named
-
-    def _engine_ids(self, record: Record, encoded: Encoded) -> tuple[int, ...]:
-        if not record.images and encoded.media_span[0] == encoded.media_span[1]:
-            return encoded.token_ids
-        special = self.tokenizer.special
-        pads = (special.image_pad, special.video_pad)
-        start, end = encoded.media_span
-        if any(token in pads for token in (*encoded.token_ids[:start], *encoded.token_ids[end:])):
-            raise RecordError(
-                f"record {record.id!r}: its text contains an image placeholder token.",
-                fix="remove it, or ask without images.",
-            )
-        return tuple(contract_placeholders(encoded.token_ids, encoded.media_span, pads))
-
-    def _image_reader(self) -> Any:
-        if self._images is None:
-            from clefq.serving.image_tokens import ImageTokens
-
-            self._images = ImageTokens(self.checkpoint.folder)
-        return self._images
+        return {q.id: exact(q, result.logits[q.id]) for q in record.questions}
 
 
 def _record_of(request: Mapping[str, Any]) -> tuple[Record, tuple[Any, ...]]:
