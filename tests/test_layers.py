@@ -22,13 +22,26 @@ ALLOWED: dict[str, set[str]] = {
     # the miniature is trained on public sets, and its own sets are one source of data
     "nano": BELOW | {"data"},
     "data": BELOW | {"nano"},
+    # the steps of the loop as one job
+    "ci": BELOW | {"quantize", "engines", "parity", "doctor"},
     # it says what the others would need
     "doctor": BELOW | {"quantize", "engines", "serving"},
     "bench": BELOW | {"engines", "serving"},
     # what is published rests on what was made, judged and served
     "release": BELOW | {"quantize", "parity", "serving"},
     "cli": BELOW
-    | {"data", "quantize", "engines", "serving", "parity", "nano", "doctor", "bench", "release"},
+    | {
+        "data",
+        "quantize",
+        "engines",
+        "serving",
+        "parity",
+        "nano",
+        "doctor",
+        "bench",
+        "release",
+        "ci",
+    },
 }
 
 

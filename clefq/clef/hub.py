@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from clefq.errors import CheckpointError
 from clefq.store.atomic import disk_error
 
 _HUB_ID = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[\w./-]+))?")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def split_model(model: str) -> tuple[str, str | None]:
@@ -46,9 +49,45 @@ def resolve_model(model: str) -> Path:
     return _download(repo, revision)
 
 
+def find_commit(model: str) -> str:
+    """The commit that a hub id means; nothing is downloaded.
+
+    A full commit is taken as it is. Anything else asks the hub, or the cache without a connection.
+
+    Args:
+        model: `org/name` with an optional `@revision`.
+
+    Raises:
+        CheckpointError: No such repository or revision, no access, or no connection.
+    """
+    repo, revision = split_model(model)
+    if revision is not None and _COMMIT.fullmatch(revision):
+        return revision
+    with _one_line(repo, revision):
+        import httpx
+        from huggingface_hub import HfApi, snapshot_download
+        from huggingface_hub.errors import OfflineModeIsEnabled
+
+        try:
+            commit = HfApi().model_info(repo, revision=revision).sha
+        except (OfflineModeIsEnabled, httpx.TransportError):
+            commit = Path(snapshot_download(repo, revision=revision, local_files_only=True)).name
+    if commit is None or not _COMMIT.fullmatch(commit):
+        raise CheckpointError(f"the hub names no commit for {model}.", fix="give one: @COMMIT.")
+    return commit
+
+
 def _download(repo: str, revision: str | None) -> Path:
-    import httpx
     from huggingface_hub import snapshot_download
+
+    with _one_line(repo, revision):
+        return Path(snapshot_download(repo, revision=revision))
+
+
+@contextmanager
+def _one_line(repo: str, revision: str | None) -> Iterator[None]:
+    """Turns what the hub's client raises into one line with its fix."""
+    import httpx
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -60,7 +99,7 @@ def _download(repo: str, revision: str | None) -> Path:
 
     name = repo if revision is None else f"{repo}@{revision}"
     try:
-        return Path(snapshot_download(repo, revision=revision))
+        yield
     except GatedRepoError as error:
         raise CheckpointError(
             f"{name} is gated.", fix="ask for access on its page, then run `hf auth login`."

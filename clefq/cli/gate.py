@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from clefq.store.run import RunFolder
 
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
-# GitHub refuses a step summary above 1 MiB.
-MAX_SUMMARY = 900_000
 
 
 def command(
@@ -111,8 +108,10 @@ def _judge(
     inconclusive_fails: bool,
     console: Console,
 ) -> None:
+    from clefq.ci.summary import append_summary
     from clefq.parity.rejudge import find_reports, rejudge
     from clefq.parity.report_junit import junit_xml
+    from clefq.parity.report_markdown import report_markdown
     from clefq.parity.verdict import EXIT_CODES, worst
     from clefq.store.atomic import write_text
 
@@ -126,8 +125,7 @@ def _judge(
     if junit is not None:
         documents = [item.document for item in found]
         write_text(junit, junit_xml(documents, inconclusive_fails=inconclusive_fails))
-    named = os.environ.get(STEP_SUMMARY)
-    _append_summary(summary or (Path(named) if named else None), found)
+    append_summary(summary, (report_markdown(item.document) for item in found))
     word = worst([item.word for item in found])
     code = int(EXIT_CODES[word])
     console.result(
@@ -135,26 +133,6 @@ def _judge(
         _report_text(found),
     )
     raise typer.Exit(code)
-
-
-def _append_summary(path: Path | None, found: Sequence[Rejudged]) -> None:
-    from clefq.parity.report_markdown import report_markdown
-    from clefq.store.atomic import disk_error
-
-    if path is None:
-        return
-    size = path.stat().st_size if path.is_file() else 0
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            for item in found:
-                text = report_markdown(item.document) + "\n"
-                size += len(text.encode("utf-8"))
-                if size > MAX_SUMMARY:
-                    file.write("Further reports did not fit into this summary.\n")
-                    return
-                file.write(text)
-    except OSError as error:
-        raise disk_error(error, path) from error
 
 
 def _report_json(item: Rejudged) -> dict[str, Any]:

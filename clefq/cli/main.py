@@ -28,7 +28,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-# Command modules, in the order of the loop. Each holds a function `command`, light to import.
+# Command modules, in the order of the loop. Each holds a function `command`, or a `group` of
+# them; light to import.
 COMMANDS: dict[str, str] = {
     "build": "build",
     "quantize": "quantize",
@@ -37,11 +38,13 @@ COMMANDS: dict[str, str] = {
     "export": "export",
     "parity": "parity",
     "gate": "gate",
+    "ci": "ci",
     "plan": "plan",
     "audit": "audit",
     "repair": "repair",
     "diff": "diff",
     "demo": "demo",
+    "bench": "bench",
     "doctor": "doctor",
 }
 
@@ -78,7 +81,11 @@ def _register() -> None:
     from importlib import import_module
 
     for name, module in COMMANDS.items():
-        app.command(name)(import_module(f"clefq.cli.{module}").command)
+        found = import_module(f"clefq.cli.{module}")
+        if hasattr(found, "group"):
+            app.add_typer(found.group, name=name)
+        else:
+            app.command(name)(found.command)
 
 
 _register()

@@ -86,6 +86,12 @@ def look_inside(python: str) -> Environment:
     )
 
 
+def installed_versions(python: str) -> dict[str, str]:
+    """Versions of the packages that matter here, beside an interpreter; imports none of them."""
+    versions: dict[str, str] = _ask(python, "metadata").get("versions", {})
+    return versions
+
+
 def _ask(python: str, what: str) -> dict[str, Any]:
     code = Path(__file__).with_name("inside.py").read_text(encoding="utf-8")
     # -P: a file of the current folder must not stand in for a package

@@ -76,3 +76,11 @@ def count(value: int | None) -> str:
 def short_hash(value: str | None) -> str:
     """The first 12 hex digits of a hash."""
     return NONE if value is None else value[:12]
+
+
+def markdown_cell(text: object) -> str:
+    """Text that cannot break a table or start markup."""
+    safe = " ".join(str(text).split())
+    for char in "\\`*_|<>[]":
+        safe = safe.replace(char, f"\\{char}")
+    return safe if len(safe) <= 200 else safe[:197] + "..."

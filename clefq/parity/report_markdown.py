@@ -8,6 +8,7 @@ from typing import Any
 from clefq.parity.cards import find_card
 from clefq.parity.gates import title_of
 from clefq.parity.report_format import MARKS, count, figure, interval, limit_text, short_hash
+from clefq.parity.report_format import markdown_cell as _cell
 
 MAX_GATES = 60
 MAX_WORST = 10
@@ -158,11 +159,3 @@ def _facts(document: Mapping[str, Any]) -> Iterator[str]:
     yield f"- Judged from {document['provenance']['judged_from']} by clefq " + (
         f"{document['provenance']['clefq_version']}"
     )
-
-
-def _cell(text: object) -> str:
-    """Text that cannot break a table or start markup."""
-    safe = " ".join(str(text).split())
-    for char in "\\`*_|<>[]":
-        safe = safe.replace(char, f"\\{char}")
-    return safe if len(safe) <= 200 else safe[:197] + "..."

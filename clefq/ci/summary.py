@@ -1,0 +1,127 @@
+"""What a CI system shows of a job: the step summary, JUnit, and outputs for later steps.
+
+GitHub names two files in the environment, `GITHUB_STEP_SUMMARY` and `GITHUB_OUTPUT`; elsewhere
+the same texts lie in the job's folder.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from clefq.ci.spec import GateJob, JobResult, Step
+from clefq.errors import ClefqError
+from clefq.parity.report_format import MARKS, markdown_cell
+from clefq.parity.report_junit import junit_xml
+from clefq.parity.report_markdown import report_markdown
+from clefq.store.atomic import disk_error, read_json, write_json, write_text
+
+STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
+OUTPUT = "GITHUB_OUTPUT"
+# GitHub refuses a step summary above 1 MiB.
+MAX_SUMMARY = 900_000
+MAX_BREACHES = 20
+SUMMARY_FILE, JUNIT_FILE, RESULT_FILE = "summary.md", "junit.xml", "ci.json"
+
+
+def append_summary(path: Path | None, texts: Iterable[str]) -> None:
+    """Appends Markdown to a step summary; what does not fit is left out, and said.
+
+    Args:
+        path: The file; None: the one that GitHub names, if any.
+        texts: Markdown, each either whole or left out.
+
+    Raises:
+        InputError: The file cannot be written to.
+    """
+    named = os.environ.get(STEP_SUMMARY)
+    target = path or (Path(named) if named else None)
+    if target is None:
+        return
+    size = target.stat().st_size if target.is_file() else 0
+    try:
+        with target.open("a", encoding="utf-8") as file:
+            for text in texts:
+                size += len(text.encode("utf-8")) + 1
+                if size > MAX_SUMMARY:
+                    file.write("Further reports did not fit into this summary.\n")
+                    return
+                file.write(text + "\n")
+    except OSError as error:
+        raise disk_error(error, target) from error
+
+
+def append_outputs(values: Mapping[str, object]) -> None:
+    """Hands values to later steps where GitHub asks for them.
+
+    Raises:
+        InputError: The file cannot be written to.
+    """
+    named = os.environ.get(OUTPUT)
+    if not named:
+        return
+    path = Path(named)
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.writelines(f"{name}={value}\n" for name, value in values.items())
+    except OSError as error:
+        raise disk_error(error, path) from error
+
+
+def write_results(job: GateJob, result: JobResult, summary: Path | None) -> None:
+    """Writes `ci.json`, `junit.xml` and `summary.md` into the job's folder, and tells GitHub.
+
+    Args:
+        job: What was asked.
+        result: What came of it.
+        summary: Another file to append the summary to, or None.
+    """
+    documents = [read_json(path) for path in _parity_files(result)]
+    texts = [_overview(result), *(report_markdown(document) for document in documents)]
+    fails = job.inconclusive_fails
+    write_text(job.out / JUNIT_FILE, junit_xml(documents, inconclusive_fails=fails))
+    write_text(job.out / SUMMARY_FILE, "\n".join(texts))
+    write_json(job.out / RESULT_FILE, result.to_json(inconclusive_fails=fails))
+    append_summary(summary, texts)
+    code = int(result.exit_code(inconclusive_fails=fails))
+    append_outputs({"verdict": result.verdict, "exit-code": code})
+
+
+def report_error(error: ClefqError, summary: Path | None) -> None:
+    """Says in the step summary why nothing was judged."""
+    lines = ["## ! clefq could not judge", "", markdown_cell(error.message), ""]
+    lines += [f"- {markdown_cell(fault)}" for fault in error.faults]
+    if error.fix is not None:
+        lines.append(f"**Fix:** {markdown_cell(error.fix)}")
+    append_summary(summary, ["\n".join(lines) + "\n"])
+    append_outputs({"verdict": "error", "exit-code": int(error.exit_code)})
+
+
+def _parity_files(result: JobResult) -> Iterator[Path]:
+    for folder, body in result.reports:
+        for row in body["candidates"]:
+            yield folder / row["variant"] / "parity.json"
+
+
+def _overview(result: JobResult) -> str:
+    word = result.verdict
+    lines = [f"# {MARKS[word]} clefq gate: {word.upper()}", "", "| step | result | seconds |"]
+    lines.append("|---|---|---:|")
+    lines += [f"| {s.name} | {markdown_cell(s.text)} | {s.seconds:.1f} |" for s in result.steps]
+    for step in result.steps:
+        lines += _breaches(step)
+    return "\n".join(lines) + "\n"
+
+
+def _breaches(step: Step) -> Iterator[str]:
+    if not step.breaches:
+        return
+    yield ""
+    yield f"The {step.name} found:"
+    yield ""
+    for breach in step.breaches[:MAX_BREACHES]:
+        yield f"- {markdown_cell(breach)}"
+    more = len(step.breaches) - MAX_BREACHES
+    if more > 0:
+        yield f"- and {more:,} more (`clefq audit` lists all)"
