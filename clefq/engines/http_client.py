@@ -68,7 +68,9 @@ class SystemOneClient:
         """
         response = self._send("POST", PATH, body)
         if response.status_code != 200:
-            raise RefusedError(f"the server answered {response.status_code}: {_detail(response)}")
+            raise RefusedError(
+                f"the server answered {response.status_code}: {error_text(response)}"
+            )
         try:
             value = response.json()
         except ValueError as error:
@@ -115,7 +117,7 @@ class SystemOneClient:
                 )
             if response.status_code in _PLACE and place_matters:
                 raise ClefqError(
-                    f"{self.base} has no {path} ({response.status_code}): {_detail(response)}",
+                    f"{self.base} has no {path} ({response.status_code}): {error_text(response)}",
                     fix="check --url and the model's name.",
                 )
             if response.status_code in _AGAIN and attempt + 1 < ATTEMPTS:
@@ -144,7 +146,7 @@ def _pause(attempt: int, retry_after: str | None) -> None:
     time.sleep(min(seconds, LONGEST_PAUSE))
 
 
-def _detail(response: Any) -> str:
+def error_text(response: Any) -> str:
     """The server's own words, one line, at most 200 characters."""
     try:
         value = response.json()

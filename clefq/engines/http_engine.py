@@ -81,7 +81,7 @@ class HttpEngine:
 
     def _ask(self, record: Record, root: Path) -> RecordResult:
         try:
-            body = _request(record, self._model, root)
+            body = request_body(record, self._model, root)
             reply = self._client.ask(body)
         except (RefusedError, InputError) as error:
             return RecordResult.failed(record, str(error))
@@ -115,7 +115,17 @@ def _in_flight(
             future.cancel()
 
 
-def _request(record: Record, model: str, root: Path) -> dict[str, Any]:
+def request_body(record: Record, model: str, root: Path) -> dict[str, Any]:
+    """The JSON body that asks a server for a record, images as data URLs.
+
+    Args:
+        record: What to ask.
+        model: Name that the server knows the model by.
+        root: Folder that image paths are relative to.
+
+    Raises:
+        InputError: The record has videos, or an image is missing.
+    """
     from clefq.clef.records import record_to_json
 
     if record.videos:

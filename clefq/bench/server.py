@@ -1,0 +1,161 @@
+"""`clefq bench server`: load on any SystemOne server, one row per load."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from clefq.bench.load import Load, LoadSpec, Target, run_load
+from clefq.bench.load_report import LoadRow, row_of, warnings_of
+from clefq.bench.replies import Judge, read_expected
+from clefq.bench.source import Loaded, RecordSource, opened
+from clefq.bench.wire import Address
+from clefq.console import Console
+from clefq.engines.http_client import PATH, error_text
+from clefq.engines.http_engine import API_KEY, request_body
+from clefq.errors import ClefqError, InputError
+
+_CONNECT = 10.0
+# A server that starts or wakes may take long over its first answer.
+_FIRST_ANSWER = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerJob:
+    """What to measure.
+
+    Attributes:
+        url: Base URL, with or without `/v1/systemone`.
+        model: Name that the server knows the model by; None takes its first.
+        loads: One row each, run one after another.
+        spec: How long.
+        source: The records.
+        check: Predictions file whose probabilities are expected, or None.
+        tolerance: Largest difference from them that is no fault.
+    """
+
+    url: str
+    model: str | None
+    loads: tuple[Load, ...]
+    spec: LoadSpec
+    source: RecordSource
+    check: Path | None = None
+    tolerance: float = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReport:
+    """What was measured.
+
+    Attributes:
+        url: Base URL.
+        model: Name that was asked for.
+        server: What the server calls itself (`server` header), or `unknown`.
+        records: What was asked, for the heading.
+        n_records: How many different records.
+        spec: How long, and with which limits.
+        tolerance: As given; None without expectations.
+        rows: One per load.
+        warnings: What the reader must know.
+    """
+
+    url: str
+    model: str
+    server: str
+    records: str
+    n_records: int
+    spec: LoadSpec
+    tolerance: float | None
+    rows: tuple[LoadRow, ...]
+    warnings: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As one JSON document."""
+        return asdict(self)
+
+
+def bench_server(job: ServerJob, console: Console) -> ServerReport:
+    """Loads a server, load by load.
+
+    Raises:
+        InputError: A malformed address, no such records, or predictions of another set.
+        ClefqError: The server cannot be reached or refuses the first record.
+    """
+    address = Address.parse(job.url)
+    key = os.environ.get(API_KEY)
+    with opened(job.source) as loaded:
+        records = [record for record in loaded.records if not record.videos]
+        if not records:
+            raise InputError(f"{loaded.name} holds no record without videos.")
+        expected = None
+        if job.check is not None:
+            expected = read_expected(job.check, records, loaded.set_sha256)
+        model, server = _ask_first(address, key, job.model, (records[0], loaded))
+        bodies = [
+            json.dumps(request_body(record, model, loaded.root), ensure_ascii=False).encode()
+            for record in records
+        ]
+    requests = [address.request(body, key) for body in bodies]
+    target = Target(address, requests, Judge(records, expected, job.tolerance))
+    rows = _rows(target, job, console)
+    return ServerReport(
+        url=address.base,
+        model=model,
+        server=server,
+        records=loaded.name,
+        n_records=len(records),
+        spec=job.spec,
+        tolerance=None if expected is None else job.tolerance,
+        rows=tuple(rows),
+        warnings=tuple(warnings_of(rows)),
+    )
+
+
+def _rows(target: Target, job: ServerJob, console: Console) -> Sequence[LoadRow]:
+    rows = []
+    seconds = round(job.spec.warmup + job.spec.duration)
+    for load in job.loads:
+        with console.progress(load.name, seconds) as advance:
+            rows.append(row_of(run_load(target, load, job.spec, advance)))
+    return rows
+
+
+def _ask_first(
+    address: Address, key: str | None, model: str | None, first: tuple[Any, Loaded]
+) -> tuple[str, str]:
+    """Asks one record politely; returns the model's name and the server's."""
+    import httpx
+
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    timeout = httpx.Timeout(_FIRST_ANSWER, connect=_CONNECT)
+    record, loaded = first
+    try:
+        with httpx.Client(base_url=address.base, headers=headers, timeout=timeout) as client:
+            model = model or _first_model(client.get("/v1/models"))
+            reply = client.post(PATH, json=request_body(record, model, loaded.root))
+    except httpx.TransportError as error:
+        raise ClefqError(
+            f"cannot reach {address.base}: {str(error) or type(error).__name__}.",
+            fix="start the server, or check the address.",
+        ) from error
+    if reply.status_code != 200:
+        fix = f"set {API_KEY}." if reply.status_code in (401, 403) else "see what it says above."
+        raise ClefqError(
+            f"{address.base} refuses the first record ({reply.status_code}): {error_text(reply)}",
+            fix=fix,
+        )
+    return model, reply.headers.get("server", "unknown")
+
+
+def _first_model(reply: Any) -> str:
+    try:
+        return str(reply.json()["data"][0]["id"])
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise InputError(
+            f"the server names no model in /v1/models ({reply.status_code}).",
+            fix="give --model NAME.",
+        ) from error

@@ -1,0 +1,177 @@
+"""`clefq bench`: throughput and latency, of checkpoints here or of a server anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clefq.cli.options import Json, Quiet, Run
+
+if TYPE_CHECKING:
+    from clefq.bench.load import Load
+    from clefq.bench.source import RecordSource
+
+group = typer.Typer(
+    no_args_is_help=True, help="Measure throughput and latency, here or of a server."
+)
+
+Records = Annotated[
+    str | None,
+    typer.Option("--records", metavar="SET", help="Set folder, or a set of the run folder."),
+]
+Lengths = Annotated[
+    str,
+    typer.Option(
+        "--lengths",
+        metavar="N,…",
+        help="Without --records: synthetic ones of N tokens, or options-77, 16k, image-640.",
+    ),
+]
+Count = Annotated[
+    int | None,
+    typer.Option(
+        "--count", min=1, metavar="N", help="Records: of a set, the first N; else N of each length."
+    ),
+]
+Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write the JSON.")]
+
+
+@group.command("server")
+def server(
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="http://HOST:PORT of any SystemOne server.")
+    ],
+    records: Records = None,
+    lengths: Lengths = "500",
+    count: Count = None,
+    clients: Annotated[
+        str | None,
+        typer.Option(
+            "--clients", metavar="N,…", help="Closed loop: N requests in flight; a row each."
+        ),
+    ] = None,
+    rate: Annotated[
+        str | None,
+        typer.Option(
+            "--rate", metavar="R,…", help="Open loop: R random arrivals a second; a row each."
+        ),
+    ] = None,
+    duration: Annotated[
+        float, typer.Option("--duration", metavar="S", help="Seconds measured, each row.")
+    ] = 30.0,
+    warmup: Annotated[
+        float, typer.Option("--warmup", metavar="S", help="Seconds before, not measured.")
+    ] = 5.0,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="S", help="A request that takes longer failed.")
+    ] = 60.0,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="NAME", help="Default: the server's first model."),
+    ] = None,
+    check: Annotated[
+        Path | None,
+        typer.Option(
+            "--check",
+            metavar="FILE",
+            help="Predictions on the same set: every answer must be its own record's.",
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float,
+        typer.Option("--tolerance", metavar="P", help="With --check: allowed difference."),
+    ] = 0.02,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            "--tokenizer",
+            metavar="MODEL",
+            help="Whose tokenizer counts synthetic records. Default: the miniature's.",
+        ),
+    ] = None,
+    out: Out = None,
+    run: Run = None,
+    json_output: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Load a SystemOne server and say how fast it answers, and whether rightly.
+
+    `--clients` keeps N requests in flight. `--rate` sends at random moments
+    whatever the server does, and counts latency from when a request was due.
+    Without either: 1 and 8 clients. The bearer token is read from CLEFQ_API_KEY.
+    Exits with 1 where an answer was wrong.
+    """
+    from clefq.bench.load import LoadSpec
+    from clefq.bench.server import ServerJob, bench_server
+    from clefq.cli.bench_tables import server_text
+    from clefq.console import Console
+    from clefq.errors import ExitCode, InputError
+    from clefq.store.atomic import write_json
+
+    if duration <= 0 or warmup < 0 or timeout <= 0 or not 0 <= tolerance < 1:
+        raise InputError("--duration, --timeout must be positive, --tolerance between 0 and 1.")
+    if check is not None and records is None:
+        raise InputError("--check needs --records: the set that was predicted.")
+    job = ServerJob(
+        url=url,
+        model=model,
+        loads=_loads(clients, rate),
+        spec=LoadSpec(duration, warmup, timeout),
+        source=_source(_Records(records, lengths, count, tokenizer), run),
+        check=check,
+        tolerance=tolerance,
+    )
+    console = Console(json_output=json_output, quiet=quiet)
+    report = bench_server(job, console)
+    if out is not None:
+        write_json(out, report.to_json())
+    console.result(report.to_json(), server_text(report))
+    if any(row.wrong for row in report.rows):
+        raise typer.Exit(int(ExitCode.FAIL))
+
+
+@dataclass(frozen=True, slots=True)
+class _Records:
+    """The options that say which records."""
+
+    records: str | None
+    lengths: str
+    count: int | None
+    tokenizer: str | None
+
+
+def _source(chosen: _Records, run: Path | None) -> RecordSource:
+    from clefq.bench.source import RecordSource, parse_kinds
+    from clefq.cli.comparison import find_run
+    from clefq.engines.models import find_model, find_set
+    from clefq.nano.build import WEIGHTS
+
+    folder, path, here = WEIGHTS, None, find_run(run)
+    if chosen.tokenizer is not None:
+        folder = find_model(chosen.tokenizer, here).folder
+    if chosen.records is not None:
+        path = find_set(chosen.records, here)
+    return RecordSource(path, parse_kinds(chosen.lengths), chosen.count, folder)
+
+
+def _loads(clients: str | None, rate: str | None) -> tuple[Load, ...]:
+    from clefq.bench.load import Load
+    from clefq.errors import InputError
+
+    if clients is None and rate is None:
+        clients = "1,8"
+    loads = []
+    try:
+        loads += [Load(clients=int(part)) for part in (clients or "").split(",") if part.strip()]
+        loads += [Load(rate=float(part)) for part in (rate or "").split(",") if part.strip()]
+    except ValueError as error:
+        raise InputError(
+            "--clients and --rate take numbers, several with commas.", fix="--clients 1,8,64"
+        ) from error
+    sizes = [load.clients if load.rate is None else load.rate for load in loads]
+    if not loads or not all(size is not None and 0 < size < float("inf") for size in sizes):
+        raise InputError("--clients and --rate must be positive.", fix="--clients 1,8,64")
+    return tuple(loads)
