@@ -1,0 +1,263 @@
+"""One engine's process as the front process sees it: started, spoken to, and never left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import re
+import signal
+import socket
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from clefq.errors import ClefqError
+from clefq.serving.fleet.wire import Answer, Channel, Failed, Message, Ready, Start, Stop
+
+# Lines of an engine's output that are kept, and that are shown when it dies.
+_KEPT_LINES = 400
+_SHOWN_LINES = 30
+_LONGEST_LINE = 1 << 20
+_PR_SET_CHILD_SUBREAPER = 36
+_ERROR = re.compile(r"(?:^|[\s.])([A-Z]\w*(?:Error|Exception|Interrupt)): (.+)$")
+# What vLLM says on top of the error that matters.
+_WRAPPERS = (
+    "Engine core initialization failed",
+    "EngineCore encountered an issue",
+    "See root cause",
+)
+
+
+class EngineFailed(ClefqError):
+    """An engine's process ended, or did not come up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How to start an engine's process.
+
+    Attributes:
+        command: Program and arguments; file descriptor numbers are appended.
+        environment: Its whole environment.
+    """
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+
+
+class EngineProcess:
+    """A running engine.
+
+    Args:
+        number: Of the engine, for messages.
+        launch: How to start it.
+        on_answer: Called with each answer.
+        on_line: Called with each line of its output once it is ready, or at once if `verbose`.
+        verbose: Show its output while it loads.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        launch: Launch,
+        on_answer: Callable[[Answer], None],
+        on_line: Callable[[str], None],
+        *,
+        verbose: bool = False,
+    ) -> None:
+        self._number = number
+        self._launch = launch
+        self._on_answer = on_answer
+        self._on_line = on_line
+        self._show = verbose
+        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._process: asyncio.subprocess.Process | None = None
+        self._channel: Channel | None = None
+        self._lifeline: int | None = None
+        self._failure: Failed | None = None
+        self._output: asyncio.Task[None] | None = None
+        self._cause: str | None = None
+
+    async def start(self, start: Start, timeout: float) -> Ready:
+        """Starts the process and waits until its engine is warm.
+
+        Raises:
+            EngineFailed: It could not load, died on the way, or took longer than `timeout`.
+        """
+        await self._spawn()
+        self.send(start)
+        try:
+            async with asyncio.timeout(timeout):
+                message = await self._receive()
+        except TimeoutError:
+            raise EngineFailed(
+                f"engine {self._number} was not ready within {timeout:.0f} s.",
+                fix="start with --verbose to see what it does, or --eager to skip compilation.",
+            ) from None
+        if isinstance(message, Ready):
+            self._show = True
+            return message
+        raise await self._died()
+
+    async def listen(self) -> EngineFailed:
+        """Hands on answers until the engine is gone; says why it went."""
+        while (message := await self._receive()) is not None:
+            if isinstance(message, Answer):
+                self._on_answer(message)
+            elif isinstance(message, Failed):
+                self._failure = message
+        return await self._died()
+
+    def send(self, message: Message) -> None:
+        """Sends without waiting; a dead engine swallows it."""
+        if self._channel is not None:
+            self._channel.send(message)
+
+    def kill(self, cause: str) -> None:
+        """Ends an engine that no longer answers."""
+        self._cause = self._cause or cause
+        self._signal_group(signal.SIGKILL)
+
+    async def close(self, timeout: float) -> None:
+        """Asks the engine to stop, ends it after `timeout` seconds, and reaps its processes."""
+        process = self._process
+        if process is None:
+            return
+        if process.returncode is None:
+            self.send(Stop())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await process.wait()
+        # the core and its workers are in the group of the process that started them
+        self._signal_group(signal.SIGKILL)
+        await process.wait()
+        await self._reap()
+        if self._output is not None:
+            await self._output
+        if self._channel is not None:
+            self._channel.close()
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id, which is also that of its process group."""
+        return None if self._process is None else self._process.pid
+
+    async def _spawn(self) -> None:
+        adopt_orphans()
+        ours, theirs = socket.socketpair()
+        watched, self._lifeline = os.pipe()
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._launch.command,
+                str(theirs.fileno()),
+                str(watched),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env=dict(self._launch.environment),
+                pass_fds=(theirs.fileno(), watched),
+                # Ctrl-C in a terminal is for the front process alone
+                start_new_session=True,
+                limit=_LONGEST_LINE,
+            )
+        finally:
+            theirs.close()
+            os.close(watched)
+        self._channel = await Channel.over(ours)
+        self._output = asyncio.create_task(self._read_output())
+
+    async def _receive(self) -> Message | None:
+        """The next message; None when the process is gone, whoever keeps its socket open."""
+        assert self._channel is not None
+        assert self._process is not None
+        message = asyncio.ensure_future(self._channel.receive())
+        gone = asyncio.ensure_future(self._process.wait())
+        try:
+            await asyncio.wait((message, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not message.done():
+                # what it said last may still be on its way
+                await asyncio.wait((message,), timeout=0.2)
+            return message.result() if message.done() else None
+        finally:
+            message.cancel()
+            gone.cancel()
+
+    async def _read_output(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        while True:
+            try:
+                raw = await self._process.stdout.readline()
+            except ValueError:  # a line beyond the limit
+                continue
+            if not raw:
+                return
+            line = raw.decode(errors="replace").rstrip()
+            self._lines.append(line)
+            if self._show and line:
+                self._on_line(line)
+
+    async def _died(self) -> EngineFailed:
+        assert self._process is not None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(5):
+                await self._process.wait()
+        self._signal_group(signal.SIGKILL)
+        code = await self._process.wait()
+        if self._output is not None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self._output), 1)
+        if self._failure is not None:
+            return EngineFailed(self._failure.message, fix=self._failure.fix)
+        cause = self._cause or root_cause(self._lines) or _how_it_ended(code)
+        return EngineFailed(f"engine {self._number}: {cause}")
+
+    def last_lines(self) -> list[str]:
+        """What the engine printed last."""
+        return [line for line in self._lines if line][-_SHOWN_LINES:]
+
+    def _signal_group(self, signum: int) -> None:
+        if self._process is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signum)
+
+    async def _reap(self) -> None:
+        """Waits for the descendants that were left to this process, so that none stays a zombie."""
+        assert self._process is not None
+        for _ in range(100):
+            try:
+                pid, _ = os.waitpid(-self._process.pid, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                await asyncio.sleep(0.05)
+
+
+def adopt_orphans() -> None:
+    """Makes orphaned descendants children of this process, as they are of PID 1 in a container."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def root_cause(lines: Sequence[str] | deque[str]) -> str | None:
+    """The last error in an engine's output that is not merely about another error.
+
+    Args:
+        lines: Its output, oldest first.
+    """
+    for line in reversed(lines):
+        match = _ERROR.search(line)
+        if match is not None and not any(words in line for words in _WRAPPERS):
+            return f"{match[1]}: {match[2]}"[:300]
+    return None
+
+
+def _how_it_ended(code: int) -> str:
+    if code < 0:
+        return f"its process was ended by {signal.Signals(-code).name}"
+    return f"its process ended with exit code {code}"

@@ -1,0 +1,168 @@
+"""The front process: HTTP server, engines and signals, from the first line to exit code 0."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+from clefq.errors import InputError
+from clefq.serving.fleet.fleet import Fleet
+
+FORCED = 1
+# Connections that the kernel holds while the event loop is busy.
+_BACKLOG = 2048
+# After the last answer: time for responses to reach their clients before the listener closes.
+_LINGER_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen.
+
+    Attributes:
+        host: Name or address of an interface.
+        port: 0 lets the system choose.
+    """
+
+    host: str
+    port: int
+
+
+def listen(address: Address) -> socket.socket:
+    """Takes the port before anything is loaded, so that a taken one shows at once.
+
+    Raises:
+        InputError: Taken, not allowed, or no such interface.
+    """
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((address.host, address.port))
+        # taken now, not when uvicorn listens: two servers must not both load a model for one port
+        listener.listen(_BACKLOG)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise InputError(
+            f"cannot listen on {address.host}:{address.port}: {_reason(error)}.",
+            fix="choose another --port (0 for any free one) or --host.",
+        ) from error
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """The base URL of a listening socket."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class FrontServer:
+    """Serves an application until it is told to stop.
+
+    Args:
+        app: The ASGI application; it refuses requests by itself unless the fleet is ready.
+        fleet: The engines behind it.
+        on_ready: Called once, when the engines are warm.
+        log: Called with one line per event.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        fleet: Fleet,
+        on_ready: Callable[[], None],
+        log: Callable[[str], None],
+    ) -> None:
+        self._fleet = fleet
+        self._on_ready = on_ready
+        self._log = log
+        self._stop = asyncio.Event()
+        self._force = asyncio.Event()
+        self._http = _Http(
+            uvicorn.Config(
+                app,
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=True,
+                backlog=_BACKLOG,
+                timeout_keep_alive=75,  # longer than the idle time of common load balancers
+            )
+        )
+
+    async def run(self, listener: socket.socket) -> int:
+        """Runs to the end; gives the exit code.
+
+        Args:
+            listener: From `listen`; closed at the end.
+
+        Raises:
+            ClefqError: The engines could not be started.
+        """
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, self._on_signal)
+        http = asyncio.create_task(self._http.serve(sockets=[listener]))
+        life = asyncio.create_task(self._live())
+        force = asyncio.create_task(self._force.wait())
+        try:
+            await asyncio.wait((life, http, force), return_when=asyncio.FIRST_COMPLETED)
+            if life.done():
+                life.result()  # raises what went wrong
+            self._http.should_exit = True
+            self._http.force_exit = self._force.is_set()
+            await asyncio.wait((http, force), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._http.should_exit = True
+            self._http.force_exit = self._force.is_set() or not life.done()
+            life.cancel()
+            force.cancel()
+            await self._fleet.close()
+            await asyncio.gather(http, life, force, return_exceptions=True)
+        return FORCED if self._force.is_set() else 0
+
+    async def _live(self) -> None:
+        """Ends once the server has been told to stop and every accepted request is answered."""
+        starting = asyncio.create_task(self._fleet.start())
+        stop = asyncio.create_task(self._stop.wait())
+        await asyncio.wait((starting, stop), return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            self._fleet.begin_drain()
+            return
+        starting.result()
+        self._on_ready()
+        await stop
+        self._fleet.begin_drain()
+        waiting = self._fleet.in_flight
+        self._log(f"stopping: {waiting} in flight, no new requests; again to stop at once.")
+        await self._fleet.idle()
+        await asyncio.sleep(_LINGER_SECONDS)
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            self._log("stopping at once.")
+            self._force.set()
+        self._stop.set()
+
+
+class _Http(uvicorn.Server):
+    """Uvicorn without its own signal handling."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror[0].lower() + error.strerror[1:]
+    return str(error)
