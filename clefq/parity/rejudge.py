@@ -2,7 +2,8 @@
 
 A report is judged against the gate file that it embeds. Judged from stored bounds the verdict is
 labelled so: nobody can check the figures behind it without the predictions. Where other
-predictions lie in their place the report is stale, and invalid.
+predictions lie in their place the report is stale, and invalid; so is one whose digest is not its
+own.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from clefq.parity.preregistration import (
     Preregistration,
     assess,
 )
-from clefq.parity.report_json import parity_document, read_parity
+from clefq.parity.report_json import document_digest, parity_document, read_parity, signed
 from clefq.parity.run import FROM_BOUNDS, FROM_PREDICTIONS, judge_spec, provenance
 from clefq.parity.slices import LENGTH_BANDS, MARGIN_BANDS, OPTION_BANDS
 from clefq.parity.verdict import INVALID, Coverage, Evidence, Verdict, draw_verdict
@@ -98,8 +99,8 @@ def rejudge(path: Path) -> Rejudged:
         prereg = _preregistration(document, loaded, _meta(document["candidate"]), path)
         now = _from_bounds(document, loaded, prereg)
         if changed:
-            now["verdict"] = _stale(now)
-        return Rejudged(path, now, stored, FROM_BOUNDS)
+            now["verdict"] = _void(now, *_STALE)
+        return Rejudged(path, _checked(document, now), stored, FROM_BOUNDS)
     baseline, candidate, *replicates = (read_predictions(file) for file in files)
     prereg = _preregistration(document, loaded, candidate.meta, path)
     spec = judge_spec(loaded, _evidence(document), superseded)
@@ -115,7 +116,14 @@ def rejudge(path: Path) -> Rejudged:
         },
     )
     now = parity_document(report, provenance(FROM_PREDICTIONS))
-    return Rejudged(path, now, stored, FROM_PREDICTIONS)
+    return Rejudged(path, _checked(document, now), stored, FROM_PREDICTIONS)
+
+
+def _checked(document: Mapping[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """The new document, whose verdict is void where the stored one is not as it was written."""
+    if document_digest(document) != document["provenance"]["digest"]:
+        now["verdict"] = _void(now, *_EDITED)
+    return signed(now)
 
 
 def _embedded_gates(gate_file: Mapping[str, Any], path: Path) -> LoadedGates:
@@ -308,14 +316,23 @@ def _from_bounds(
     }
 
 
-def _stale(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The verdict of a report that is of other predictions than those that lie here."""
+_STALE = (
+    "the report is not of the predictions that lie here.",
+    "the predictions were changed after the report",
+)
+_EDITED = (
+    "the report is not as it was written.",
+    "the report was changed after it was made: its digest does not match",
+)
+
+
+def _void(document: Mapping[str, Any], why: str, reason: str) -> dict[str, Any]:
+    """The verdict of a report that is stale or was edited."""
     return Verdict(
         word=INVALID,
-        sentence=f"Nothing can be said about {document['candidate']['variant']}: the report is "
-        "not of the predictions that lie here.",
-        reasons=("the predictions were changed after the report",),
-        next_step="Judge them with `clefq parity`.",
+        sentence=f"Nothing can be said about {document['candidate']['variant']}: {why}",
+        reasons=(reason,),
+        next_step="Judge the predictions with `clefq parity`.",
         more_questions=None,
         banners=tuple(document["verdict"]["banners"]),
     ).to_json()

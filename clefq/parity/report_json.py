@@ -19,7 +19,7 @@ from clefq.parity.compare import CandidateReport
 from clefq.parity.details import describe
 from clefq.parity.flips import flips_summary
 from clefq.parity.gate_files import LoadedGates
-from clefq.store.atomic import read_json
+from clefq.store.atomic import compact_json, read_json, sha256_bytes
 from clefq.store.predictions import PredictionsMeta
 
 SCHEMA = "clefq.parity/1"
@@ -82,8 +82,24 @@ def parity_document(report: CandidateReport, provenance: Provenance) -> dict[str
         "policies": _policies(report),
         "provenance": asdict(provenance),
     }
-    finite: dict[str, Any] = _finite(document)
-    return finite
+    return signed(_finite(document))
+
+
+def document_digest(document: Mapping[str, Any]) -> str:
+    """SHA-256 over the document's compact JSON without its `provenance.digest`.
+
+    It finds damage and edits that were not meant to deceive; whoever edits on purpose can compute
+    it again. Against that, keep the predictions: `clefq gate` judges from them.
+    """
+    kept = {key: value for key, value in document["provenance"].items() if key != "digest"}
+    text = compact_json({**document, "provenance": kept})
+    return sha256_bytes(text.encode("utf-8"))
+
+
+def signed(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The document with its digest in `provenance`."""
+    digest = document_digest(document)
+    return {**document, "provenance": {**document["provenance"], "digest": digest}}
 
 
 def _side(meta: PredictionsMeta, file: Any) -> dict[str, Any]:

@@ -2,16 +2,18 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
 from clefq.parity.rejudge import rejudge
-from clefq.parity.report_json import check_document, load_schema
+from clefq.parity.report_json import check_document, load_schema, signed
 from tests.cli.parity.conftest import Clefq
 from tests.parity.synthetic import (
     OTHER_SHA,
@@ -178,7 +180,8 @@ def test_same_inputs_give_the_same_report(clefq: Clefq, run_folder: Path) -> Non
     first = parity_json(run_folder)
     assert clefq("parity", "--baseline", "bf16") == 0
     second = parity_json(run_folder)
-    del first["provenance"]["created_at"], second["provenance"]["created_at"]
+    for document in (first, second):
+        del document["provenance"]["created_at"], document["provenance"]["digest"]
     assert first == second
 
 
@@ -214,10 +217,54 @@ def test_gate_sees_through_a_doctored_verdict(clefq: Clefq, run_folder: Path, wo
     for gate in document["gates"]:
         gate["status"] = "pass"
     path.write_text(json.dumps(document), "utf-8")
+    assert clefq("gate", path) == 4
+    assert "its digest does not match" in rejudge(path).document["verdict"]["reasons"][0]
+    # a digest that fits does not help where the predictions are
+    path.write_text(json.dumps(signed(document)), "utf-8")
     assert clefq("gate", path) == 1
     document["gate_file"]["text"] += "# softened\n"
     path.write_text(json.dumps(document), "utf-8")
     assert clefq("gate", path) == 2
+
+
+def test_any_edit_of_a_report_without_predictions_is_noticed(
+    clefq: Clefq, run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert clefq("parity", "--baseline", "bf16") == 0
+    shutil.rmtree(run_folder / "predictions")
+    path = run_folder / "report" / "synthetic" / "fp8" / "parity.json"
+    assert clefq("gate", path) == 0
+    whole = path.read_text("utf-8")
+    document = json.loads(whole)
+    assert rejudge(path).document["provenance"]["digest"] != document["provenance"]["digest"]
+    # laid out otherwise it is the same document
+    path.write_text(json.dumps(document), "utf-8")
+    assert clefq("gate", path) == 0
+    for place in ("metrics", "slices", "coverage", "flips", "details", "provenance"):
+        edited = json.loads(whole)
+        number = _first_number(edited[place]) if place != "provenance" else None
+        if number is None:
+            edited["provenance"]["command"] += " "
+        else:
+            holder, key = number
+            holder[key] = holder[key] * 1.0000001 + 1e-9
+        path.write_text(json.dumps(edited), "utf-8")
+        assert clefq("gate", path) == 4, place
+    del document["provenance"]["digest"]
+    path.write_text(json.dumps(document), "utf-8")
+    assert clefq("gate", path) == 2
+
+
+def _first_number(value: Any) -> tuple[Any, Any] | None:
+    """The container and key of the first float of a JSON value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, entry in items if isinstance(value, dict | list) else ():
+        if isinstance(entry, float):
+            return value, key
+        found = _first_number(entry) if isinstance(entry, dict | list) else None
+        if found is not None:
+            return found
+    return None
 
 
 def test_a_report_of_predictions_that_were_changed_is_invalid(
