@@ -57,3 +57,8 @@ class Console:
             sys.stdout.write("\n")
         else:
             self._out.print(text)
+
+
+def size_text(count: int) -> str:
+    """Bytes as people read them: decimal GB from 100 MB on, MB below."""
+    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.2f} MB"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from clefq.ci.models import Side
 from clefq.ci.spec import Recipe
+from clefq.console import size_text
 from clefq.errors import InputError
 
 if TYPE_CHECKING:
@@ -71,5 +72,5 @@ def _line(manifest: Manifest) -> str:
     checks = sum(manifest.audit["checks"].values())
     return (
         f"{manifest.scheme} by {manifest.method}, {before / after:.2f}× smaller "
-        f"({after / 1e9:.2f} GB); audited against its source: {checks:,} checks"
+        f"({size_text(after)}); audited against its source: {checks:,} checks"
     )

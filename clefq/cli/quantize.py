@@ -89,20 +89,19 @@ def _json(result: Result) -> dict[str, Any]:
 
 
 def _text(result: Result) -> str:
+    from clefq.console import size_text
+
     manifest = result.manifest
     before, after = manifest.bytes["source"], manifest.bytes["output"]
     formats = ", ".join(f"{count} × {kind}" for kind, count in manifest.formats.items())
     checked = sum(manifest.audit["checks"].values())
+    memory = size_text(manifest.peak_memory_bytes)
     lines = [
         f"{result.folder}  ({manifest.scheme}, {manifest.method})",
         f"  modules   {formats}",
-        f"  size      {_size(before)} → {_size(after)}, {before / after:.2f}× smaller",
+        f"  size      {size_text(before)} → {size_text(after)}, {before / after:.2f}× smaller",
         f"  audit     clean: {checked} checks",
-        f"  took      {manifest.seconds:.1f} s, peak memory {_size(manifest.peak_memory_bytes)}",
+        f"  took      {manifest.seconds:.1f} s, peak memory {memory}",
         f"next: clefq predict {result.folder} --eval SET --engine transformers",
     ]
     return "\n".join(lines)
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.2f} MB"
