@@ -32,6 +32,14 @@ FLASH = {
     "linear_conv_kernel_dim": 4,
     "vocab_size": 248320,
 }
+# the tower of the Qwen3-VL family that this size comes with
+VISION = {
+    "depth": 27,
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_heads": 16,
+    "num_position_embeddings": 2304,
+}
 SMALL = {**FLASH, "hidden_size": 512, "intermediate_size": 1024, "vocab_size": 4096}
 SHAPES = {"flash": FLASH, "small": SMALL}
 HEADS = {
@@ -78,6 +86,8 @@ def config_of(options: argparse.Namespace) -> dict:
         third = pairs // 3
         rotary["mrope_section"] = [pairs - 2 * third, third, third]
     config["text_config"] = text
+    if options.shape == "flash":
+        config["vision_config"] |= VISION
     config["vision_config"]["out_hidden_size"] = text["hidden_size"]
     (options.out / "config.json").write_text(json.dumps(config, indent=2))
     return config

@@ -1,0 +1,195 @@
+"""Every scheme of `clefq quantize` on a GPU machine: time, peak memory, audit.
+
+    python benchmarks/gpu_quantize.py SOURCE --out DIR [--calibration SET] [--schemes fp8 …]
+        [--gpus 2] [--oneshot]
+
+Each scheme runs in a process of its own; with several GPUs, schemes run beside each other, one
+per GPU, and share the processor's cores. Peak memory is the process's highest resident size
+(children apart), peak GPU memory what the driver saw in use, sampled five times a second. The
+audit against the source is part of `clefq quantize`; here it runs once more, timed alone.
+`--oneshot` also makes the data-free schemes by oneshot and compares the quantized tensors bit by
+bit with those that were streamed.
+
+Needs clefq importable and llm-compressor, no more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import Queue
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPOSITORY))
+CALIBRATED = ("nvfp4", "nvfp4-mlp", "mixed")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("source", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--calibration", type=Path)
+    parser.add_argument("--schemes", nargs="+", default=["nvfp4", "mixed", "nvfp4a16", "fp8"])
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--oneshot", action="store_true")
+    parser.add_argument("--json", type=Path, help="write the rows as JSON")
+    parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.work:
+        work(options, *options.work)
+        return
+    options.out.mkdir(parents=True, exist_ok=True)
+    gpus: Queue[int] = Queue()
+    for gpu in range(options.gpus):
+        gpus.put(gpu)
+    jobs = [(scheme, "auto") for scheme in options.schemes]
+    if options.oneshot:
+        jobs += [(s, "oneshot") for s in options.schemes if s not in CALIBRATED]
+
+    def lane(job: tuple[str, str]) -> dict:
+        gpu = gpus.get()
+        try:
+            row = in_child(options, *job, gpu)
+        finally:
+            gpus.put(gpu)
+        print(json.dumps(row), flush=True)
+        return row
+
+    with ThreadPoolExecutor(options.gpus) as pool:
+        rows = list(pool.map(lane, jobs))
+    if options.json:
+        options.json.write_text(json.dumps(rows))
+    print(table(rows))
+    for scheme in options.schemes if options.oneshot else ():
+        if scheme not in CALIBRATED:
+            print(scheme, same_bits(options.out / scheme, options.out / f"{scheme}-oneshot"))
+    sys.exit(1 if any("error" in row for row in rows) else 0)
+
+
+def in_child(options: argparse.Namespace, scheme: str, method: str, gpu: int) -> dict:
+    """Runs one scheme on one GPU and watches it."""
+    with tempfile.TemporaryDirectory() as scratch:
+        result = Path(scratch) / "result.json"
+        command = [sys.executable, __file__, str(options.source), "--out", str(options.out)]
+        if options.calibration:
+            command += ["--calibration", str(options.calibration)]
+        command += ["--json", str(result), "--work", scheme, method]
+        path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+        environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": str(gpu)}
+        with GpuMemory(gpu) as memory:
+            child = subprocess.run(command, env=environment, capture_output=True, text=True)
+        row = {"scheme": scheme, "method": method}
+        if child.returncode or not result.is_file():
+            return row | {"error": (child.stdout + child.stderr)[-2000:]}
+        return row | json.loads(result.read_text()) | {"gpu_peak": memory.peak}
+
+
+class GpuMemory:
+    """Samples a GPU's memory in use while the block runs; `peak` in bytes, 0 without a GPU."""
+
+    def __init__(self, gpu: int) -> None:
+        self.peak = 0
+        self._gpu = gpu
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> GpuMemory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            handle = pynvml.nvmlDeviceGetHandleByIndex(self._gpu)
+        except Exception:  # no NVIDIA driver here: a rehearsal
+            return
+        while not self._stop.wait(0.2):
+            self.peak = max(self.peak, pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+
+
+def work(options: argparse.Namespace, scheme: str, method: str) -> None:
+    from clefq.console import Console
+    from clefq.quantize.audit import audit_checkpoint
+    from clefq.quantize.run import QuantizeSpec, quantize
+
+    calibration = options.calibration if scheme in CALIBRATED else None
+    out = options.out / (scheme if method == "auto" else f"{scheme}-{method}")
+    spec = QuantizeSpec(str(options.source), scheme, calibration=calibration, method=method)
+    started = time.perf_counter()
+    result = quantize(spec, out, Console(quiet=True))
+    seconds = time.perf_counter() - started
+    started = time.perf_counter()
+    report = audit_checkpoint(out, options.source)
+    audit = time.perf_counter() - started
+    row = {
+        "made_by": result.manifest.method,
+        "seconds": seconds,
+        "audit_seconds": audit,
+        "breaches": len(report.breaches),
+        "notes": report.notes,
+        "looked_at": report.counts,
+        "source_bytes": result.manifest.bytes["source"],
+        "bytes": result.manifest.bytes["output"],
+        "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "child_memory": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
+        "calibration": result.manifest.calibration,
+        "versions": result.manifest.versions,
+    }
+    options.json.write_text(json.dumps(row))
+
+
+def same_bits(left: Path, right: Path) -> str:
+    """Whether two checkpoints hold the same tensors."""
+    from clefq.quantize.tensors import open_tensors
+    from clefq.quantize.workers import in_threads
+
+    ours, theirs = open_tensors(left), open_tensors(right)
+    if ours.keys() != theirs.keys():
+        return f"other tensors: {sorted(ours.keys() ^ theirs.keys())[:3]}"
+
+    def equal(name: str) -> bool:
+        pairs = zip(ours[name].pieces(1 << 26), theirs[name].pieces(1 << 26), strict=True)
+        return all(bytes(a[1]) == bytes(b[1]) for a, b in pairs)
+
+    names = sorted(ours)
+    wrong = [name for name, same in zip(names, in_threads(equal, names), strict=True) if not same]
+    return f"{len(names) - len(wrong)} of {len(names)} tensors bit-identical; other: {wrong[:3]}"
+
+
+def table(rows: list[dict]) -> str:
+    lines = [
+        "| scheme | method | seconds | audit alone | memory | of it oneshot | GPU memory "
+        "| GB | audit |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        if "error" in row:
+            lines.append(f"| {row['scheme']} | {row['method']} | FAILED: {row['error']} |")
+            continue
+        lines.append(
+            f"| {row['scheme']} | {row['made_by']} | {row['seconds']:.0f} "
+            f"| {row['audit_seconds']:.0f} | {row['memory'] / 1e9:.1f} GB "
+            f"| {row['child_memory'] / 1e9:.1f} GB | {row['gpu_peak'] / 1e9:.1f} GB "
+            f"| {row['bytes'] / 1e9:.2f} "
+            f"| {'clean' if not row['breaches'] else str(row['breaches']) + ' breaches'} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
