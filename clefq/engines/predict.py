@@ -264,6 +264,16 @@ def _rows(record: Record, result: RecordResult) -> list[dict[str, Any]]:
     return rows
 
 
+def predictions_frame(records: Sequence[Record], results: Sequence[RecordResult]) -> pd.DataFrame:
+    """The rows of a predictions file.
+
+    Args:
+        records: The records.
+        results: One result per record, in the same order.
+    """
+    return _frame([row for pair in zip(records, results, strict=True) for row in _rows(*pair)])
+
+
 def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
     import pandas as pd
 
