@@ -282,6 +282,7 @@ class Vllm:
 
     def tf32_head(self, prompts: list) -> int:
         import torch
+
         from clefq.serving.pooler import JointHeadPooler
 
         original = JointHeadPooler._run
