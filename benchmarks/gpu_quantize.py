@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--calibration", type=Path)
     parser.add_argument("--schemes", nargs="+", default=["nvfp4", "mixed", "nvfp4a16", "fp8"])
     parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--first-gpu", type=int, default=0)
     parser.add_argument("--oneshot", action="store_true")
     parser.add_argument("--json", type=Path, help="write the rows as JSON")
     parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
@@ -50,7 +51,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     gpus: Queue[int] = Queue()
     for gpu in range(options.gpus):
-        gpus.put(gpu)
+        gpus.put(options.first_gpu + gpu)
     jobs = [(scheme, "auto") for scheme in options.schemes]
     if options.oneshot:
         jobs += [(s, "oneshot") for s in options.schemes if s not in CALIBRATED]
