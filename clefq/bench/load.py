@@ -149,6 +149,7 @@ async def _run(target: Target, load: Load, spec: LoadSpec, tick: Callable[[int],
         await (driver.closed(load.clients) if load.clients else driver.open(load.rate or 1.0))
     finally:
         ticker.cancel()
+    await asyncio.sleep(0)  # closed connections leave the loop
     run.wall, run.cpu = time.perf_counter() - begun, time.process_time() - cpu
     return run
 

@@ -1,0 +1,81 @@
+"""`clefq bench server` as people call it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clefq.cli.main import run
+from tests.bench.fake import Fake, serving
+
+
+def clefq(*args: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "COLUMNS": "80", "TERM": "dumb"}
+    command = [sys.executable, "-m", "clefq.cli.main", "bench", "server", *args]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+
+
+SHORT = ("--duration", "0.3", "--warmup", "0.1", "--count", "4")
+
+
+def test_one_table_for_several_loads(tmp_path: Path) -> None:
+    out = tmp_path / "load.json"
+    fake = Fake(headers={200: "Server-Timing: engine;dur=5.1", 429: "Retry-After: 0.01"})
+    fake.status = lambda n: {7: 429, 9: 503}.get(n % 10, 200)
+    with serving(fake) as url:
+        done = clefq(url, "--clients", "1,4", "--rate", "50", *SHORT, "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines if line.startswith(("1 ", "4 ", "50/s "))]
+    assert any("p95 ms" in line for line in lines)
+    assert re.search(r"^4 clients: failed: 503 ×[1-9]", done.stdout, re.MULTILINE)
+    assert re.search(r"refused \(429\): (\d+), \1 of them with Retry-After", done.stdout)
+    assert "engine" in done.stdout
+    body = json.loads(out.read_text())
+    assert [row["load"] for row in body["rows"]] == ["1 client", "4 clients", "50/s"]
+    assert all(row["latency"]["p99"] > 0 for row in body["rows"])
+
+
+def test_json_and_the_exit_code_of_wrong_answers() -> None:
+    def nothing(number: int, body: dict[str, Any]) -> Any:
+        return {**body, "answers": {}} if number else body
+
+    with serving(Fake(spoil=nothing)) as url:
+        done = clefq(url, "--clients", "1", *SHORT, "--json")
+    assert done.returncode == 1
+    (row,) = json.loads(done.stdout)["rows"]
+    assert row["faults"]["malformed"] > 0
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("nonsense",), "no http address"),
+        (("http://127.0.0.1:1",), "cannot reach"),
+        (("http://a", "--clients", "0"), "must be positive"),
+        (("http://a", "--clients", "x"), "take numbers"),
+        (("http://a", "--rate", "nan"), "must be positive"),
+        (("http://a", "--duration", "0"), "must be positive"),
+        (("http://a", "--check", "f.parquet"), "--check needs --records"),
+        (("http://a", "--records", "nowhere"), "no set nowhere"),
+        (("http://a", "--lengths", "many"), "unknown kind"),
+        (("http://127.0.0.1:1", "--lengths", "50"), "questions alone take"),
+    ],
+)
+def test_wrong_use_is_one_line(
+    args: tuple[str, ...],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["clefq", "bench", "server", *args])
+    with pytest.raises(SystemExit) as stop:
+        run()
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
