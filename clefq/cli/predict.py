@@ -102,7 +102,7 @@ def command(
         concurrency=concurrency,
     )
     choice = _Choice(model, variant, eval_set, parse_engine(engine), url, out)
-    folder = _run_folder(run)
+    folder = run_folder(run)
     job = _job(choice, spec, folder)
     summary = predict_set(job, console)
     console.result(_json(summary), _text(summary, job, folder))
@@ -147,7 +147,7 @@ def _job(choice: _Choice, spec: EngineSpec, run: RunFolder | None) -> PredictJob
     return PredictJob(model, set_path, out, choice.engine, spec, choice.url)
 
 
-def _run_folder(run: Path | None) -> RunFolder | None:
+def run_folder(run: Path | None) -> RunFolder | None:
     """The run folder, or None where the user works without one."""
     from clefq.errors import InputError
     from clefq.store.run import RunFolder

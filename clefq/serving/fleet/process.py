@@ -99,6 +99,8 @@ class EngineProcess:
         if isinstance(message, Ready):
             self._show = True
             return message
+        if isinstance(message, Failed):
+            self._failure = message
         raise await self._died()
 
     async def listen(self) -> EngineFailed:
@@ -213,7 +215,8 @@ class EngineProcess:
             with suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(self._output), 1)
         if self._failure is not None:
-            return EngineFailed(self._failure.message, fix=self._failure.fix)
+            message = f"engine {self._number}: {self._failure.message}"
+            return EngineFailed(message, fix=self._failure.fix)
         cause = self._cause or root_cause(self._lines) or _how_it_ended(code)
         return EngineFailed(f"engine {self._number}: {cause}")
 

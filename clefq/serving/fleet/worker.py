@@ -157,7 +157,7 @@ def _about_the_core(error: Exception) -> bool:
     return "root cause" in str(error)
 
 
-def _end_with(lifeline: int) -> None:
+def end_with(lifeline: int) -> None:
     """Ends this process and its children once the other end of a pipe is closed."""
 
     def watch() -> None:
@@ -178,7 +178,7 @@ async def _main(end: socket.socket) -> int:
 def main(arguments: list[str]) -> int:
     """Runs the worker on the two file descriptors that it is given."""
     connection, lifeline = map(int, arguments)
-    _end_with(lifeline)
+    end_with(lifeline)
     # The core, which is forked where vLLM does so, must not keep the connection open
     os.set_inheritable(connection, False)
     return asyncio.run(_main(socket.socket(fileno=connection)))

@@ -1,0 +1,349 @@
+"""`clefq serve`: a SystemOne server, one engine per GPU behind one port."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clefq.cli.options import Json, Quiet, Run
+
+if TYPE_CHECKING:
+    import socket
+
+    from rich.console import RenderableType
+
+    from clefq.console import Console
+    from clefq.engines.models import ModelRef
+    from clefq.serving.fleet.assembly import Engines, Plan
+    from clefq.serving.fleet.fleet import Fleet
+    from clefq.serving.fleet.server import Address
+    from clefq.serving.http.settings import ServerSettings
+
+NANO = "nano"
+TOKEN_VARIABLE = "CLEFQ_SERVE_TOKEN"
+# Set for the interpreter of the serving environment, so that it does not look for another one.
+_HANDED_OVER = "CLEFQ_SERVE_HANDED_OVER"
+
+
+def command(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="Checkpoint folder, variant of the run folder, hub id (org/name@revision), or "
+            "nano, the bundled miniature.",
+        ),
+    ],
+    host: Annotated[
+        str, typer.Option("--host", help="Interface; 0.0.0.0 for all of them.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any free one.")] = 8000,
+    dp: Annotated[
+        int, typer.Option("--dp", metavar="N", help="Engines, each with GPUs of its own.")
+    ] = 1,
+    tp: Annotated[int, typer.Option("--tp", metavar="N", help="GPUs of each engine.")] = 1,
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--served-model-name",
+            metavar="NAME",
+            help="A further name that requests may use (repeatable; the first is reported).",
+        ),
+    ] = None,
+    dialect: Annotated[
+        str, typer.Option("--dialect", help="release or typesafe; a request's header wins.")
+    ] = "release",
+    max_length: Annotated[
+        int, typer.Option("--max-length", metavar="N", help="Most tokens of a prompt.")
+    ] = 16_384,
+    truncate_state: Annotated[
+        bool,
+        typer.Option("--truncate-state", help="Cut over-long states instead of refusing them."),
+    ] = False,
+    max_images: Annotated[
+        int,
+        typer.Option(
+            "--max-images",
+            metavar="N",
+            help="Most images of a request; 0 leaves the vision tower out of memory.",
+        ),
+    ] = 4,
+    batch_tokens: Annotated[
+        int, typer.Option("--batch-tokens", metavar="N", help="Most tokens of an engine step.")
+    ] = 8192,
+    max_cudagraph_tokens: Annotated[
+        int,
+        typer.Option(
+            "--max-cudagraph-tokens", metavar="N", help="CUDA graphs for steps up to this size."
+        ),
+    ] = 2048,
+    gdn_backend: Annotated[
+        str, typer.Option("--gdn-backend", help="DeltaNet prefill: auto, triton or flashinfer.")
+    ] = "auto",
+    gpu_memory: Annotated[
+        float, typer.Option("--gpu-memory", help="Fraction of a GPU that an engine may take.")
+    ] = 0.9,
+    eager: Annotated[
+        bool, typer.Option("--eager", help="No compilation, no CUDA graphs: starts sooner.")
+    ] = False,
+    threads: Annotated[
+        int | None,
+        typer.Option("--threads", metavar="N", help="CPU threads of each engine (no GPU)."),
+    ] = None,
+    max_queue: Annotated[
+        int,
+        typer.Option("--max-queue", metavar="N", help="Requests taken on at a time; then 429."),
+    ] = 256,
+    request_timeout: Annotated[
+        float,
+        typer.Option(
+            "--request-timeout", metavar="SECONDS", help="A request's time in the engines."
+        ),
+    ] = 180.0,
+    engine_timeout: Annotated[
+        float,
+        typer.Option(
+            "--engine-timeout",
+            metavar="SECONDS",
+            help="An engine that has work and is silent for so long is restarted.",
+        ),
+    ] = 60.0,
+    token: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--token",
+            metavar="TOKEN",
+            help=f"Bearer token to ask for (repeatable; better in ${TOKEN_VARIABLE} or a file).",
+        ),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option("--token-file", metavar="FILE", help="Tokens, one a line."),
+    ] = None,
+    access_log: Annotated[
+        bool, typer.Option("--access-log/--no-access-log", help="One JSON line per request.")
+    ] = True,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show vLLM's own log.")] = False,
+    run: Run = None,
+    json_output: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Serve a checkpoint: POST /v1/systemone, GET /v1/models, /health, /metrics.
+
+    `/health` answers 200 once every engine is loaded and warm. SIGTERM or Ctrl-C lets accepted
+    requests finish and refuses new ones; a second one stops at once. An engine that dies is
+    replaced, and what it had not answered is asked again.
+    """
+    from clefq.console import Console
+    from clefq.serving.fleet.fleet import Timeouts
+    from clefq.serving.settings import ServeSettings
+
+    console = Console(json_output=json_output, quiet=quiet)
+    hand_over(console)
+    found = find(model, run)
+    settings = ServeSettings(
+        max_length=max_length,
+        max_images=max_images,
+        step_tokens=batch_tokens,
+        max_cudagraph_tokens=max_cudagraph_tokens,
+        gdn_backend=gdn_backend,  # type: ignore[arg-type]  # checked there
+        tensor_parallel=tp,
+        gpu_memory=gpu_memory,
+        eager=eager,
+        cpu_threads=threads,
+    )
+    timeouts = Timeouts(request=request_timeout, stall=engine_timeout)
+    from clefq.serving.fleet.assembly import Engines
+    from clefq.serving.fleet.server import Address
+    from clefq.serving.http.settings import ServerSettings
+
+    engines = Engines(
+        folder=found.folder,
+        own_name=found.variant,
+        further_names=tuple(served_model_name or ()),
+        settings=settings,
+        copies=dp,
+        timeouts=timeouts,
+        verbose=verbose,
+    )
+    server = ServerSettings(
+        dialect=dialect,  # type: ignore[arg-type]  # checked there
+        truncate_state=truncate_state,
+        bearer_tokens=tokens(token or (), token_file),
+        max_pending=max_queue,
+        answer_seconds=timeouts.request,
+        access_log=access_log,
+    )
+    sys.exit(_serve(_Wanted(engines, server, Address(host, port)), console))
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """All that a server is told."""
+
+    engines: Engines
+    server: ServerSettings
+    address: Address
+
+
+def hand_over(console: Console) -> None:
+    """Goes on in the serving environment's interpreter where this one lacks vLLM.
+
+    The process is replaced, so that signals, exit code and terminal stay those of this one.
+
+    Raises:
+        MissingDependencyError: No environment here has vLLM.
+    """
+    from clefq.engines.select import python_for, runs_here
+    from clefq.errors import MissingDependencyError
+
+    if runs_here("vllm"):
+        return
+    if os.environ.get(_HANDED_OVER):
+        raise MissingDependencyError(f"vLLM for {sys.executable}", "make setup-serve")
+    python = python_for("vllm")
+    console.note(f"serving with {python}")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    command = [str(python), "-m", "clefq.cli.main", *sys.argv[1:]]
+    os.execve(python, command, {**os.environ, _HANDED_OVER: "1"})
+
+
+def find(model: str, run: Path | None) -> ModelRef:
+    """The model that a name means; `nano` is the bundled one unless there is another so called."""
+    from clefq.cli.predict import run_folder
+    from clefq.engines.models import ModelRef, find_model
+
+    folder = run_folder(run)
+    taken = Path(model).is_dir() or (folder is not None and model in folder.variants())
+    if model == NANO and not taken:
+        import clefq.nano
+
+        return ModelRef(Path(clefq.nano.__file__).parent / "weights", NANO, None, NANO)
+    return find_model(model, folder)
+
+
+def tokens(given: list[str] | tuple[str, ...], file: Path | None) -> tuple[str, ...]:
+    """Bearer tokens from options, file and environment.
+
+    Raises:
+        InputError: The file cannot be read, or holds none.
+    """
+    from clefq.errors import InputError
+
+    found = [*given]
+    variable = os.environ.get(TOKEN_VARIABLE)
+    if variable:
+        found.append(variable)
+    if file is not None:
+        try:
+            lines = file.read_text(encoding="utf-8").split()
+        except (OSError, ValueError) as error:
+            raise InputError(f"cannot read --token-file {file}: {error}.") from error
+        if not lines:
+            # an empty file must not mean an open server
+            raise InputError(f"--token-file {file} holds no token.", fix="one token a line.")
+        found += lines
+    return tuple(dict.fromkeys(found))
+
+
+def _serve(wanted: _Wanted, console: Console) -> int:
+    import asyncio
+
+    from clefq.serving.fleet.assembly import plan_fleet
+    from clefq.serving.fleet.server import listen
+
+    plan = plan_fleet(wanted.engines, os.environ)
+    listener = listen(wanted.address)
+    return asyncio.run(_run(wanted, plan, listener, console))
+
+
+async def _run(wanted: _Wanted, plan: Plan, listener: socket.socket, console: Console) -> int:
+    from clefq.serving.fleet.server import FrontServer, url_of
+    from clefq.serving.http.app import create_app
+
+    fleet = plan.fleet(console.note)
+    url = url_of(listener)
+    count = wanted.engines.copies
+    console.note(
+        f"loading {wanted.engines.folder} into {count} engine{'s' * (count > 1)}"
+        f" ({'; '.join(plan.places)})"
+    )
+    app = create_app(fleet, wanted.server)
+    server = FrontServer(app, fleet, lambda: _announce(wanted, fleet, url, console), console.note)
+    return await server.run(listener)
+
+
+def _announce(wanted: _Wanted, fleet: Fleet, url: str, console: Console) -> None:
+    if console.quiet and not console.json_output:
+        return
+    console.result(ready_json(wanted, fleet, url), ready_text(wanted, fleet, url))
+    sys.stdout.flush()
+
+
+def ready_json(wanted: _Wanted, fleet: Fleet, url: str) -> dict[str, object]:
+    """What is served, for machines."""
+    from dataclasses import asdict
+
+    return {
+        "event": "ready",
+        "url": url,
+        "pid": os.getpid(),
+        **asdict(fleet.info),
+        "dp": wanted.engines.copies,
+        "tp": wanted.engines.settings.tensor_parallel,
+        "engines": [
+            {"number": number, "pid": pid, **({} if ready is None else asdict(ready))}
+            for number, pid, ready in fleet.engines
+        ],
+    }
+
+
+def ready_text(wanted: _Wanted, fleet: Fleet, url: str) -> RenderableType:
+    """What is served, for people: at most 80 columns."""
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(overflow="fold")
+    for name, value in _lines(wanted, fleet, url):
+        table.add_row(name, value)
+    return table
+
+
+def _lines(wanted: _Wanted, fleet: Fleet, url: str) -> list[tuple[str, str]]:
+    info, settings = fleet.info, wanted.engines.settings
+    copies, parallel = wanted.engines.copies, settings.tensor_parallel
+    images = f"{info.max_images} images" if info.max_images else "no images"
+    lines = [
+        ("ready", f"{url}  (POST /v1/systemone; {url}/docs)"),
+        ("model", f"{info.names[0]}, scheme {info.scheme}; also {', '.join(info.names[1:])}"),
+        (
+            "runs as",
+            f"{info.arithmetic}, {info.kernels} kernels, {info.device}, vLLM {info.engine_version}",
+        ),
+        ("engines", f"{copies}" + (f" × {parallel} GPUs" if parallel > 1 else "")),
+        (
+            "takes",
+            f"{info.max_length:,} tokens, {images}, {wanted.server.max_pending} requests at a time",
+        ),
+    ]
+    if info.arithmetic == "w8a16":
+        lines.append(("warning", "no FP8 kernels here: activations stay BF16, not the scheme"))
+    if not wanted.server.bearer_tokens and not _is_loopback(wanted.address.host):
+        lines.append(("warning", "open to the network and no --token asked for"))
+    return lines
+
+
+def _is_loopback(host: str) -> bool:
+    import ipaddress
+
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

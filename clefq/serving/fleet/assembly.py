@@ -1,0 +1,108 @@
+"""From a model and options to a fleet: names, devices, command lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from clefq.clef.checkpoint import Checkpoint, open_checkpoint, scheme_of
+from clefq.errors import InputError
+from clefq.serving.fleet.devices import engine_environments, visible_gpus
+from clefq.serving.fleet.fleet import Card, Fleet, FleetSpec, Timeouts
+from clefq.serving.fleet.process import Launch
+from clefq.serving.fleet.wire import Start
+from clefq.serving.fleet.worker import command
+from clefq.serving.settings import ServeSettings
+
+# Hidden size → the name under which the release is known.
+_FAMILIES = {4096: ("clef-flash",), 5120: ("clef",)}
+# What the hosted API's clients ask for.
+_HOSTED = "jev-latest"
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """What to run, and on what.
+
+    Attributes:
+        folder: The checkpoint.
+        own_name: Of the model: its folder's, variant's or hub name.
+        further_names: That requests may use as well; the first is the one that is reported.
+        settings: Of each engine.
+        copies: Engines.
+        timeouts: See `Timeouts`.
+        verbose: Show vLLM's own log.
+    """
+
+    folder: Path
+    own_name: str
+    further_names: Sequence[str] = ()
+    settings: ServeSettings = field(default_factory=ServeSettings)
+    copies: int = 1
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    verbose: bool = False
+
+    def __post_init__(self) -> None:
+        if self.copies < 1:
+            raise InputError(f"--dp is {self.copies}, expected at least 1.")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A fleet that has not been started.
+
+    Attributes:
+        spec: For `Fleet`.
+        scheme: Of the checkpoint.
+        places: Per engine, the GPUs or cores that it gets.
+    """
+
+    spec: FleetSpec
+    scheme: str
+    places: tuple[str, ...]
+
+    def fleet(self, log: Callable[[str], None]) -> Fleet:
+        """The fleet; `Fleet.start` starts it."""
+        return Fleet(self.spec, log)
+
+
+def plan_fleet(engines: Engines, environment: Mapping[str, str]) -> Plan:
+    """Checks the model and the machine; starts nothing.
+
+    Args:
+        engines: What to run.
+        environment: Of this process.
+
+    Raises:
+        CheckpointError: Not a whole Clef checkpoint.
+        InputError: Too few GPUs.
+    """
+    checkpoint = open_checkpoint(engines.folder)
+    gpus = visible_gpus(environment)
+    environments = engine_environments(engines.settings, engines.copies, environment, gpus)
+    scheme = scheme_of(checkpoint)
+    names = served_names(checkpoint, engines.own_name, engines.further_names)
+    spec = FleetSpec(
+        start=Start(engines.folder.absolute(), engines.settings, engines.verbose),
+        launches=[Launch(command(), variables) for variables in environments],
+        card=Card(names, scheme),
+        timeouts=engines.timeouts,
+        first_alone=bool(gpus) and not engines.settings.eager,
+    )
+    places = [
+        f"GPU {variables['CUDA_VISIBLE_DEVICES']}"
+        if gpus
+        else f"cores {variables['VLLM_CPU_OMP_THREADS_BIND']}"
+        for variables in environments
+    ]
+    return Plan(spec, scheme, tuple(places))
+
+
+def served_names(checkpoint: Checkpoint, own: str, further: Sequence[str]) -> tuple[str, ...]:
+    """Names that requests may use: the user's, the model's own, the release's, the hosted API's.
+
+    A model that has neither release's size answers to both of their names.
+    """
+    family = _FAMILIES.get(checkpoint.head_config.hidden_size, ("clef", "clef-flash"))
+    return tuple(dict.fromkeys([*further, own, *family, _HOSTED]))
