@@ -276,8 +276,8 @@ def _question_faults(question_id: object, body: object) -> list[Fault]:
     if not isinstance(kind, str) or kind not in QUESTION_TYPES:
         message = f"type {kind!r} is not one of {', '.join(QUESTION_TYPES)}"
         return [*faults, Fault(("type",), message)]
-    message = _criteria_fault(kind, body.get("criteria"))
-    return [*faults, Fault(("criteria",), message)] if message else faults
+    wrong = _criteria_fault(kind, body.get("criteria"))
+    return [*faults, Fault(("criteria",), wrong)] if wrong else faults
 
 
 def _criteria_fault(kind: str, criteria: object) -> str | None:

@@ -1,0 +1,147 @@
+"""The images of a request: sizes and types are checked before a pixel is decoded."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from clefq.errors import InputError
+from clefq.serving.http.errors import BODY_TOO_LARGE, INVALID_REQUEST, UNSUPPORTED, ApiError
+from clefq.serving.http.settings import Limits
+from clefq.serving.media import load_image
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_DATA_URL = re.compile(r"data:image/[a-z0-9.+-]+;base64,", re.IGNORECASE)
+# What a decoded pixel takes while it is turned and converted.
+_PIXEL_BYTES = 8
+# Scans of a JPEG: each goes over the whole image, and a file of a few bytes per scan could ask for
+# minutes of work. Progressive encoders write about ten.
+_MAX_SCANS = 64
+_SCAN_MARKER = b"\xff\xda"
+
+
+def read_images(
+    sources: Sequence[str], limits: Limits, charge: Callable[[int], None]
+) -> tuple[Image, ...]:
+    """Decodes the images of a request.
+
+    Args:
+        sources: Base64 texts and data URLs; remote URLs are refused, and no path is ever read.
+        limits: Bytes, pixels and formats.
+        charge: Called with the bytes that an image will take, before it is decoded; may raise.
+
+    Returns:
+        Upright RGB images, in the given order.
+
+    Raises:
+        ApiError: Names the image at fault.
+    """
+    files = []
+    total = 0
+    for number, source in enumerate(sources):
+        data = _decode(source, number, limits.max_image_bytes)
+        total += len(data)
+        if total > limits.max_images_bytes:
+            raise ApiError.of(
+                BODY_TOO_LARGE,
+                f"the images have more than {limits.max_images_bytes} bytes together",
+                "images",
+            )
+        files.append(data)
+    # all headers before the first pixel: a request is refused before it has cost anything
+    for number, data in enumerate(files):
+        charge(_PIXEL_BYTES * _check_header(data, number, limits))
+    return tuple(_load(data, number) for number, data in enumerate(files))
+
+
+def _decode(source: str, number: int, most: int) -> bytes:
+    head = source[:256]
+    if _SCHEME.match(head):
+        message = "remote URLs are not fetched; send the image as base64 or a data URL"
+        raise ApiError.of(UNSUPPORTED, message, "images", number)
+    start = 0
+    if head[:5].lower() == "data:":
+        found = _DATA_URL.match(head)
+        if found is None:
+            raise _fault(number, "a data URL must be data:image/TYPE;base64,DATA")
+        start = found.end()
+    text = "".join(source[start:].split())  # encoders wrap lines
+    if len(text) // 4 * 3 > most + 3:
+        raise _too_large(number, most)
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise _fault(number, "not valid base64") from error
+    if len(data) > most:
+        raise _too_large(number, most)
+    return data
+
+
+def _check_header(data: bytes, number: int, limits: Limits) -> int:
+    """Pixels of an image, from its header."""
+    from PIL import Image
+
+    size = _webp_size(data)
+    if size is not None:  # its decoder makes room for the whole canvas when the file is opened
+        _check_pixels(size, number, limits)
+    try:
+        with Image.open(io.BytesIO(data), formats=limits.image_formats) as image:
+            found = image.size
+            animated = bool(getattr(image, "is_animated", False))
+    except Exception as error:  # hostile bytes make Pillow raise almost anything
+        names = ", ".join(limits.image_formats)
+        raise _fault(number, f"not a sound image in one of the formats {names}") from error
+    _check_pixels(found, number, limits)
+    if animated:
+        raise _fault(number, "animated images are not supported")
+    if data.count(_SCAN_MARKER) > _MAX_SCANS and data[:2] == b"\xff\xd8":
+        raise _fault(number, f"a JPEG of more than {_MAX_SCANS} scans")
+    return found[0] * found[1]
+
+
+def _check_pixels(size: tuple[int, int], number: int, limits: Limits) -> None:
+    if size[0] * size[1] > limits.max_image_pixels:
+        raise _fault(
+            number, f"has {size[0]}×{size[1]} pixels, at most {limits.max_image_pixels} in all"
+        )
+
+
+def _load(data: bytes, number: int) -> Image:
+    try:
+        return load_image(data)
+    except InputError as error:
+        raise _fault(number, "cannot be decoded: it is damaged or cut short") from error
+    except Exception as error:  # as above
+        raise _fault(number, "cannot be decoded") from error
+
+
+def _webp_size(data: bytes) -> tuple[int, int] | None:
+    """Width and height of a WebP file; None for any other, and for one without a size."""
+    if data[:4] != b"RIFF" or data[8:12] != b"WEBP" or len(data) < 30:
+        return None
+    chunk = data[12:16]
+    if chunk == b"VP8X":
+        return (
+            1 + int.from_bytes(data[24:27], "little"),
+            1 + int.from_bytes(data[27:30], "little"),
+        )
+    if chunk == b"VP8L":
+        bits = int.from_bytes(data[21:25], "little")
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    width, height = int.from_bytes(data[26:28], "little"), int.from_bytes(data[28:30], "little")
+    return width & 0x3FFF, height & 0x3FFF
+
+
+def _fault(number: int, message: str) -> ApiError:
+    return ApiError.of(INVALID_REQUEST, message, "images", number)
+
+
+def _too_large(number: int, most: int) -> ApiError:
+    return ApiError.of(BODY_TOO_LARGE, f"has more than {most} bytes", "images", number)

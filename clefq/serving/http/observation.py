@@ -1,0 +1,124 @@
+"""What is known of one request: for its answer's headers, the access log and the metrics."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TextIO
+
+from clefq.serving.http.settings import Dialect
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+ACCESS_LOGGER = "clefq.access"
+_SOUND_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
+# The stages that `Server-Timing` states.
+_TIMED = ("encode", "queue", "engine", "answer")
+CLIENT_GONE = 499
+"""Status in log and metrics of a request whose client went away; no client ever sees it."""
+
+
+@dataclass(slots=True)
+class Observation:
+    """One request as it is worked on.
+
+    Attributes:
+        id: The client's `x-request-id` where it has a plain one, else ours.
+        route: Path of the route, or `other`.
+        dialect: As asked for, or the server's.
+        started: `time.perf_counter` at its head.
+        seconds: From its head to its answer.
+        status: HTTP status answered.
+        stages: Stage name to seconds.
+        error: Kind of the error answered, or None.
+        body_bytes: Of the body as received.
+        questions: Asked.
+        images: Sent.
+        input_tokens: Of the prompt as run; None where nothing was answered.
+        truncated_tokens: Cut from the state.
+    """
+
+    id: str
+    route: str
+    dialect: Dialect
+    started: float = field(default_factory=time.perf_counter)
+    seconds: float = 0.0
+    status: int = 0
+    stages: dict[str, float] = field(default_factory=dict)
+    error: str | None = None
+    body_bytes: int = 0
+    questions: int = 0
+    images: int = 0
+    input_tokens: int | None = None
+    truncated_tokens: int = 0
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Times a stage."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.stages[name] = time.perf_counter() - start
+
+    def headers(self) -> dict[str, str]:
+        """Headers that every answer carries; the SDK of the hosted API reads the second."""
+        headers = {"x-request-id": self.id, "x-typesafe-request-id": self.id}
+        timed = [
+            f"{name};dur={1000 * self.stages[name]:.3f}" for name in _TIMED if name in self.stages
+        ]
+        if timed:
+            headers["server-timing"] = ", ".join(timed)
+        if self.truncated_tokens:
+            headers["x-clefq-truncated-tokens"] = str(self.truncated_tokens)
+        return headers
+
+
+def request_id(given: str | None) -> str:
+    """The client's id if it is plain text of at most 128 characters, else a new one."""
+    return given if given and _SOUND_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def log_access(request: Request, seen: Observation) -> None:
+    """Writes one JSON line: who, what, how long; never a body, a query or a token."""
+    entry: dict[str, Any] = {
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "id": seen.id,
+        "client": request.client.host if request.client else None,
+        "method": request.method,
+        "path": request.url.path[:200],
+        "status": seen.status,
+        "seconds": round(seen.seconds, 6),
+        "body_bytes": seen.body_bytes,
+    }
+    if seen.error is not None:
+        entry["error"] = seen.error
+    if seen.input_tokens is not None:
+        entry |= {
+            "dialect": seen.dialect,
+            "questions": seen.questions,
+            "images": seen.images,
+            "input_tokens": seen.input_tokens,
+            "truncated_tokens": seen.truncated_tokens,
+            "stages": {name: round(seconds, 6) for name, seconds in seen.stages.items()},
+        }
+    logging.getLogger(ACCESS_LOGGER).info(json.dumps(entry, separators=(",", ":")))
+
+
+def access_log_to(stream: TextIO = sys.stdout) -> None:
+    """Sends the access log to a stream, one JSON object a line and nothing else on it."""
+    logger = logging.getLogger(ACCESS_LOGGER)
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger.handlers = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False

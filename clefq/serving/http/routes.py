@@ -1,0 +1,176 @@
+"""The routes, as routers: for an app of our own and for one that somebody else built.
+
+The service is looked up in the app's state when a request comes, so that routes can be attached
+before there is an engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import APIRouter
+from prometheus_client.exposition import choose_encoder
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from clefq.serving.http import errors, openapi
+from clefq.serving.http.answers import encode_json
+from clefq.serving.http.backend import ServerInfo
+from clefq.serving.http.errors import ApiError
+from clefq.serving.http.observation import CLIENT_GONE, Observation, log_access, request_id
+from clefq.serving.http.service import ClientGoneError, Service
+from clefq.serving.http.settings import Limits
+
+STATE_KEY = "clefq_service"
+"""Attribute of `app.state` that holds the `Service`."""
+
+ASK = "/v1/systemone"
+MODELS = "/v1/models"
+HEALTH = "/health"
+METRICS = "/metrics"
+
+_JSON = "application/json"
+_log = logging.getLogger("clefq.server")
+
+Work = Callable[[Service, Observation], Awaitable[Response]]
+
+
+def systemone_router(limits: Limits) -> APIRouter:
+    """`POST /v1/systemone` alone, for an app that has its own models, health and metrics.
+
+    Args:
+        limits: Stated in the description; those that are enforced are the service's.
+    """
+    router = APIRouter()
+
+    @router.post(
+        ASK,
+        summary=openapi.ASK_SUMMARY,
+        responses=openapi.ask_responses(),
+        openapi_extra=openapi.ask_operation(limits),
+    )
+    async def systemone(request: Request) -> Response:
+        return await observed(request, ASK, lambda service, seen: service.answer(request, seen))
+
+    return router
+
+
+def operations_router() -> APIRouter:
+    """`GET /v1/models`, `/health` and `/metrics`."""
+    router = APIRouter()
+
+    @router.get(
+        MODELS,
+        summary="Names that the model goes by, and what runs it",
+        responses=openapi.error_responses((errors.UNAUTHENTICATED, errors.UNAVAILABLE)),
+    )
+    async def models(request: Request) -> Response:
+        async def work(service: Service, seen: Observation) -> Response:
+            service.authorize(request.headers)
+            if service.backend.state == "starting":
+                service.check_open()
+            return Response(encode_json(models_body(service.backend.info)), media_type=_JSON)
+
+        return await observed(request, MODELS, work)
+
+    @router.get(
+        HEALTH,
+        summary="200 once an engine is warm; 503 while starting and draining",
+        responses=openapi.error_responses((errors.UNAVAILABLE,)),
+    )
+    async def health(request: Request) -> Response:
+        async def work(service: Service, seen: Observation) -> Response:
+            service.check_open()
+            return Response(encode_json({"status": "ready"}), media_type=_JSON)
+
+        return await observed(request, HEALTH, work)
+
+    @router.get(METRICS, summary="Prometheus metrics", response_class=Response)
+    async def metrics(request: Request) -> Response:
+        async def work(service: Service, seen: Observation) -> Response:
+            encode, content_type = choose_encoder(request.headers.get("accept", ""))
+            return Response(
+                encode(service.metrics.registry), headers={"content-type": content_type}
+            )
+
+        return await observed(request, METRICS, work)
+
+    return router
+
+
+async def observed(request: Request, route: str, work: Work) -> Response:
+    """Runs a route: request id, errors in the caller's dialect, timing, metrics, access log."""
+    service = getattr(request.app.state, STATE_KEY, None)
+    if service is None:  # attached to an app whose engine is not there yet
+        error = ApiError.of(errors.UNAVAILABLE, "the server is starting")
+        return _error_response(error, Observation(request_id(None), route, "release"))
+    assert isinstance(service, Service)
+    given = request.headers.get("x-request-id")
+    seen = Observation(request_id(given), route, service.dialect(request.headers))
+    try:
+        response = await work(service, seen)
+        response.headers.update(seen.headers())
+    except ApiError as error:
+        response = _error_response(error, seen)
+    except (ClientGoneError, ClientDisconnect):
+        response = Response(status_code=CLIENT_GONE)
+    except Exception:
+        _log.exception("request %s failed", seen.id)
+        message = f"the server failed; its log has the cause under request id {seen.id}"
+        response = _error_response(ApiError.of(errors.INTERNAL, message), seen)
+    seen.status = response.status_code
+    seen.seconds = time.perf_counter() - seen.started
+    service.metrics.record(seen)
+    if service.settings.access_log:
+        log_access(request, seen)
+    return response
+
+
+def models_body(info: ServerInfo) -> dict[str, Any]:
+    """`/v1/models` in the two forms that clients read: OpenAI's and the hosted API's."""
+    details = {
+        "engine": info.engine,
+        "engine_version": info.engine_version,
+        "kernels": info.kernels,
+        "arithmetic": info.arithmetic,
+        "dtype": info.dtype,
+        "device": info.device,
+        "scheme": info.scheme,
+        "max_length": info.max_length,
+        "max_images": info.max_images,
+    }
+    released = datetime.fromtimestamp(info.created, UTC).date().isoformat()
+    description = f"Clef, {info.scheme}, {info.arithmetic} on {info.device}"
+    return {
+        "object": "list",
+        "data": [
+            {
+                "id": name,
+                "object": "model",
+                "created": info.created,
+                "owned_by": "clefq",
+                "root": info.names[0],
+                "max_model_len": info.max_length,
+                "clefq": details,
+            }
+            for name in info.names
+        ],
+        "models": [
+            {"name": name, "description": description, "release_date": released}
+            for name in info.names
+        ],
+    }
+
+
+def _error_response(error: ApiError, seen: Observation) -> Response:
+    seen.error = error.kind.type
+    return Response(
+        encode_json(error.body(seen.dialect)),
+        error.status(seen.dialect),
+        {**error.headers, **seen.headers()},
+        _JSON,
+    )
