@@ -1,0 +1,138 @@
+"""What a cache key depends on, and which files are believed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+
+from clefq import __version__
+from clefq.ci.cache import Runtime, find_runtime, is_current, job_key, prediction_key
+from clefq.ci.models import Side, identify
+from clefq.ci.summary import MAX_SUMMARY, append_summary
+from clefq.clef.hub import find_commit
+from clefq.errors import CheckpointError, InputError
+from tests.parity.synthetic import make_world, meta, predictions, write
+
+SIDE = Side("bf16", "there", "weights", sha256="1" * 64)
+RUNTIME = Runtime("transformers", "5.17.0", "cpu", 16_384)
+SET = "2" * 64
+
+
+def test_a_key_depends_on_all_that_decides_the_answers() -> None:
+    keys = [
+        prediction_key(SIDE, SET, RUNTIME),
+        prediction_key(replace(SIDE, sha256="3" * 64), SET, RUNTIME),
+        prediction_key(replace(SIDE, sha256=None, revision="4" * 40), SET, RUNTIME),
+        prediction_key(SIDE, "5" * 64, RUNTIME),
+        prediction_key(SIDE, SET, replace(RUNTIME, engine="vllm")),
+        prediction_key(SIDE, SET, replace(RUNTIME, version="5.18.0")),
+        prediction_key(SIDE, SET, replace(RUNTIME, machine="NVIDIA H200")),
+        prediction_key(SIDE, SET, replace(RUNTIME, max_length=4096)),
+        prediction_key(SIDE, SET, replace(RUNTIME, salt="x")),
+    ]
+    assert len(set(keys)) == len(keys)
+    # neither what it is called nor where it lies
+    assert prediction_key(replace(SIDE, variant="x", given="y"), SET, RUNTIME) == keys[0]
+    assert job_key(keys[:2]) != job_key(keys[1::-1])
+
+
+def test_only_a_file_of_the_same_inputs_is_believed(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    same = {
+        "eval_set_sha256": SET,
+        "model_sha256": SIDE.sha256,
+        "engine": "transformers",
+        "engine_version": "5.17.0+cpu",
+        "clefq_version": __version__,
+        "max_length": 16_384,
+        "truncate_state": False,
+        "device": "cpu",
+    }
+    found = predictions(make_world(12), "bf16")
+
+    def current(side: Side = SIDE, runtime: Runtime = RUNTIME, **changes: object) -> bool:
+        write(path, replace(found, meta=meta("bf16", **(same | changes))))
+        return is_current(path, side, SET, runtime)
+
+    assert current()
+    for change in (
+        {"eval_set_sha256": "6" * 64},
+        {"model_sha256": "6" * 64},
+        {"engine": "vllm"},
+        {"engine_version": "5.18.0"},
+        {"clefq_version": "0.0.1"},
+        {"max_length": 100},
+        {"truncate_state": True},
+        {"device": "NVIDIA H200"},
+    ):
+        assert not current(**change), change
+    gpu = replace(RUNTIME, machine="NVIDIA H200, NVIDIA H200")
+    assert current(runtime=gpu, device="NVIDIA H200")
+    hub = Side("bf16", "a/b", "a/b", revision="7" * 40)
+    assert current(hub, model_id="a/b", model_revision="7" * 40)
+    assert not current(hub, model_id="a/b", model_revision="8" * 40)
+
+    path.write_bytes(path.read_bytes()[:-40])
+    assert not is_current(path, SIDE, SET, RUNTIME)
+    assert not is_current(tmp_path / "gone", SIDE, SET, RUNTIME)
+
+
+def test_the_engines_version_is_found_without_loading_it() -> None:
+    transformers = pytest.importorskip("transformers")
+    found = find_runtime("transformers", 100, "")
+    assert found.version == transformers.__version__
+
+
+def test_a_hub_id_is_pinned_without_a_download(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Api:
+        def model_info(self, repo: str, *, revision: str | None) -> object:
+            asked.append((repo, revision))
+            return huggingface_hub.ModelInfo(id=repo, sha="9" * 40)
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    side = identify("org/name@main", None)
+    assert (side.variant, side.token) == ("name", f"org/name@{'9' * 40}")
+    assert asked == [("org/name", "main")]
+    assert find_commit(f"org/name@{'8' * 40}") == "8" * 40
+    assert len(asked) == 1
+
+
+def test_without_a_connection_the_cache_names_the_commit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import httpx
+
+    class Api:
+        def model_info(self, repo: str, *, revision: str | None) -> object:
+            raise httpx.ConnectError("no route")
+
+    def cached(repo: str, *, revision: str | None, local_files_only: bool) -> str:
+        assert local_files_only
+        if repo == "org/gone":
+            raise huggingface_hub.errors.LocalEntryNotFoundError("gone")
+        return str(tmp_path / ("a" * 40))
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", cached)
+    assert find_commit("org/name") == "a" * 40
+    with pytest.raises(CheckpointError, match="not in the local cache"):
+        find_commit("org/gone")
+
+
+def test_a_name_that_cannot_name_a_variant_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(InputError, match="cannot name a variant"):
+        identify(str(tmp_path), "../x")
+
+
+def test_a_summary_stays_below_githubs_limit(tmp_path: Path) -> None:
+    path = tmp_path / "summary"
+    path.write_text("x" * (MAX_SUMMARY - 100), encoding="utf-8")
+    append_summary(path, ["short", "y" * 200, "never"])
+    text = path.read_text("utf-8")
+    assert text.endswith("short\nFurther reports did not fit into this summary.\n")

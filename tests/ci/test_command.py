@@ -1,0 +1,156 @@
+"""`clefq ci` on predictions made elsewhere: every exit code, and the texts that CI systems show."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clefq.cli.main import run
+from clefq.nano.build import SETS, WEIGHTS
+from tests.parity.synthetic import Dial, make_world, predictions, write
+
+Clefq = Callable[..., int]
+
+
+@pytest.fixture
+def clefq(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Clefq:
+    """Runs `clefq ci ARGUMENTS...` in an empty folder and returns the exit code."""
+
+    def call(*arguments: object) -> int:
+        monkeypatch.setattr("sys.argv", ["clefq", "ci", *map(str, arguments)])
+        try:
+            run()
+        except SystemExit as stopped:
+            return int(stopped.code or 0)
+        return 0
+
+    monkeypatch.setattr("clefq.parity.run.RESAMPLES", 1000)
+    monkeypatch.chdir(tmp_path)
+    for name in ("GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"):
+        monkeypatch.delenv(name, raising=False)
+    return call
+
+
+def files(folder: Path, dial: Dial, records: int = 360) -> tuple[Path, Path]:
+    world = make_world(records)
+    write(folder / "a.parquet", predictions(world, "bf16"))
+    write(folder / "b.parquet", predictions(world, "fp8", dial))
+    return folder / "a.parquet", folder / "b.parquet"
+
+
+GOOD, BAD = Dial(noise=0.02), Dial(swap=0.3)
+UNANSWERED = Dial(failed=0.2)
+
+
+@pytest.mark.parametrize(
+    ("dial", "records", "code", "word"),
+    [
+        (GOOD, 360, 0, "pass"),
+        (BAD, 360, 1, "fail"),
+        (GOOD, 60, 3, "inconclusive"),
+        (UNANSWERED, 360, 4, "invalid"),
+    ],
+)
+def test_exits_with_the_verdict(
+    clefq: Clefq, tmp_path: Path, dial: Dial, records: int, code: int, word: str
+) -> None:
+    base, candidate = files(tmp_path, dial, records)
+    assert clefq("--baseline", base, "--candidate", candidate) == code
+    body = json.loads((tmp_path / "clefq-ci" / "ci.json").read_text("utf-8"))
+    assert (body["verdict"], body["exit_code"]) == (word, code)
+    summary = (tmp_path / "clefq-ci" / "summary.md").read_text("utf-8")
+    assert f"clefq gate: {word.upper()}" in summary.splitlines()[0]
+    assert "none: the candidate is a predictions file" in summary
+    suite = ET.parse(tmp_path / "clefq-ci" / "junit.xml").getroot()[0]
+    broken = {each.tag for case in suite for each in case} & {"failure", "error"}
+    assert bool(broken) == (word != "pass")
+    assert ("error" in broken) == (word == "invalid")
+
+
+def test_an_inconclusive_verdict_may_be_let_through(clefq: Clefq, tmp_path: Path) -> None:
+    base, candidate = files(tmp_path, GOOD, 60)
+    assert clefq("--baseline", base, "--candidate", candidate, "--inconclusive-ok") == 0
+    body = json.loads((tmp_path / "clefq-ci" / "ci.json").read_text("utf-8"))
+    assert (body["verdict"], body["exit_code"]) == ("inconclusive", 0)
+    suite = ET.parse(tmp_path / "clefq-ci" / "junit.xml").getroot()[0]
+    assert suite.find(".//failure") is None
+    assert suite.find(".//skipped") is not None
+
+
+def test_options_come_from_the_environment(
+    clefq: Clefq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, candidate = files(tmp_path, GOOD)
+    monkeypatch.setenv("CLEFQ_CI_BASELINE", str(base))
+    monkeypatch.setenv("CLEFQ_CI_CANDIDATE", str(candidate))
+    monkeypatch.setenv("CLEFQ_CI_SCHEME", "")  # an input that was left out
+    monkeypatch.setenv("CLEFQ_CI_INCONCLUSIVE_OK", "false")
+    monkeypatch.setenv("CLEFQ_CI_OUT", "elsewhere")
+    assert clefq() == 0
+    assert (tmp_path / "elsewhere" / "report" / "synthetic" / "fp8" / "parity.json").is_file()
+
+
+def test_github_is_told(clefq: Clefq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, candidate = files(tmp_path, BAD)
+    summary, output = tmp_path / "summary", tmp_path / "output"
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    monkeypatch.setenv("GITHUB_OUTPUT", str(output))
+    assert clefq("--baseline", base, "--candidate", candidate) == 1
+    assert output.read_text("utf-8") == "verdict=fail\nexit-code=1\n"
+    assert summary.read_text("utf-8").count("FAIL") == 2
+    assert clefq("--baseline", base, "--candidate", tmp_path / "gone.parquet") == 2
+    assert output.read_text("utf-8").endswith("verdict=error\nexit-code=2\n")
+    assert "no predictions file" in summary.read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "one candidate is needed"),
+        (["--candidate", "b.parquet", "--scheme", "fp8"], "one candidate is needed"),
+        (["--candidate", "b.parquet", "--calibration", "x"], "--calibration goes with"),
+        (["--scheme", "fp8"], "nothing to quantize"),
+        (["--candidate", "b.parquet", "--audit", "deep"], "unknown audit"),
+        (["--candidate", "b.parquet", "--engine", "tgi"], "unknown engine"),
+        (["--candidate", "b.parquet", "--gates", "none.yaml"], "none.yaml"),
+        (["--candidate", str(WEIGHTS)], "no eval set is given"),
+        (["--candidate", "b.parquet", "--eval", str(SETS / "nano-eval")], "on another set"),
+        (["--candidate", "b.parquet", "--eval", str(SETS / "nano-calibration")], "calibration set"),
+    ],
+)
+def test_wrong_use_is_one_line_with_its_fix(
+    clefq: Clefq,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    words: str,
+) -> None:
+    files(tmp_path, GOOD, 60)
+    audit = [] if "--audit" in arguments else ["--audit", "off"]
+    assert clefq("--baseline", "a.parquet", *arguments, *audit) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert "fix:" in error
+
+
+def test_a_baseline_of_predictions_has_no_key(
+    clefq: Clefq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, candidate = files(tmp_path, GOOD, 60)
+    output = tmp_path / "output"
+    monkeypatch.setenv("GITHUB_OUTPUT", str(output))
+    assert clefq("--baseline", base, "--candidate", candidate, "--cache-key") == 0
+    assert output.read_text("utf-8") == "cache-key=\n"
+    assert not (tmp_path / "clefq-ci").exists()
+
+
+def test_the_baseline_itself_is_no_candidate(
+    clefq: Clefq, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--baseline", WEIGHTS, "--candidate", WEIGHTS, "--audit", "off")
+    assert clefq(*arguments, "--eval", SETS / "nano-eval") == 2
+    assert "is the baseline itself" in capsys.readouterr().err
