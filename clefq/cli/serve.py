@@ -40,9 +40,9 @@ def command(
         ),
     ],
     host: Annotated[
-        str, typer.Option("--host", help="Interface; 0.0.0.0 for all of them.")
+        str, typer.Option("--host", metavar="HOST", help="Interface; 0.0.0.0 for all.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any free one.")] = 8000,
+    port: Annotated[int, typer.Option("--port", metavar="N", help="0: any free one.")] = 8000,
     dp: Annotated[
         int, typer.Option("--dp", metavar="N", help="Engines, each with GPUs of its own.")
     ] = 1,
@@ -56,7 +56,10 @@ def command(
         ),
     ] = None,
     dialect: Annotated[
-        str, typer.Option("--dialect", help="release or typesafe; a request's header wins.")
+        str,
+        typer.Option(
+            "--dialect", metavar="NAME", help="release or typesafe; a request's header wins."
+        ),
     ] = "release",
     max_length: Annotated[
         int, typer.Option("--max-length", metavar="N", help="Most tokens of a prompt.")
@@ -83,10 +86,16 @@ def command(
         ),
     ] = 2048,
     gdn_backend: Annotated[
-        str, typer.Option("--gdn-backend", help="DeltaNet prefill: auto, triton or flashinfer.")
+        str,
+        typer.Option(
+            "--gdn-backend", metavar="NAME", help="DeltaNet prefill: auto, triton or flashinfer."
+        ),
     ] = "auto",
     gpu_memory: Annotated[
-        float, typer.Option("--gpu-memory", help="Fraction of a GPU that an engine may take.")
+        float,
+        typer.Option(
+            "--gpu-memory", metavar="F", help="Fraction of a GPU that an engine may take."
+        ),
     ] = 0.9,
     eager: Annotated[
         bool, typer.Option("--eager", help="No compilation, no CUDA graphs: starts sooner.")
@@ -101,15 +110,13 @@ def command(
     ] = 256,
     request_timeout: Annotated[
         float,
-        typer.Option(
-            "--request-timeout", metavar="SECONDS", help="A request's time in the engines."
-        ),
+        typer.Option("--request-timeout", metavar="S", help="A request's time in the engines."),
     ] = 180.0,
     engine_timeout: Annotated[
         float,
         typer.Option(
             "--engine-timeout",
-            metavar="SECONDS",
+            metavar="S",
             help="An engine that has work and is silent for so long is restarted.",
         ),
     ] = 60.0,
@@ -117,7 +124,7 @@ def command(
         list[str] | None,
         typer.Option(
             "--token",
-            metavar="TOKEN",
+            metavar="T",
             help=f"Bearer token to ask for (repeatable; better in ${TOKEN_VARIABLE} or a file).",
         ),
     ] = None,
@@ -266,7 +273,10 @@ def _serve(wanted: _Wanted, console: Console) -> int:
 async def _run(wanted: _Wanted, plan: Plan, listener: socket.socket, console: Console) -> int:
     from clefq.serving.fleet.server import FrontServer, url_of
     from clefq.serving.http.app import create_app
+    from clefq.serving.http.observation import access_log_to
+    from clefq.serving.prompts import PromptMaker
 
+    access_log_to()
     fleet = plan.fleet(console.note)
     url = url_of(listener)
     count = wanted.engines.copies
@@ -274,7 +284,9 @@ async def _run(wanted: _Wanted, plan: Plan, listener: socket.socket, console: Co
         f"loading {wanted.engines.folder} into {count} engine{'s' * (count > 1)}"
         f" ({'; '.join(plan.places)})"
     )
-    app = create_app(fleet, wanted.server)
+    prompts = PromptMaker(wanted.engines.folder, wanted.engines.settings.max_images)
+    # what keeps the engines from starting is raised by `FrontServer.run` as well
+    app = create_app(fleet, prompts, wanted.server, on_failure=lambda error: None)
     server = FrontServer(app, fleet, lambda: _announce(wanted, fleet, url, console), console.note)
     return await server.run(listener)
 
@@ -333,7 +345,7 @@ def _lines(wanted: _Wanted, fleet: Fleet, url: str) -> list[tuple[str, str]]:
             f"{info.max_length:,} tokens, {images}, {wanted.server.max_pending} requests at a time",
         ),
     ]
-    if info.arithmetic == "w8a16":
+    if str(info.arithmetic) == "w8a16":
         lines.append(("warning", "no FP8 kernels here: activations stay BF16, not the scheme"))
     if not wanted.server.bearer_tokens and not _is_loopback(wanted.address.host):
         lines.append(("warning", "open to the network and no --token asked for"))

@@ -6,19 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from clefq.clef.checkpoint import Checkpoint, open_checkpoint, scheme_of
+from clefq.clef.checkpoint import open_checkpoint, scheme_of
 from clefq.errors import InputError
 from clefq.serving.fleet.devices import engine_environments, visible_gpus
 from clefq.serving.fleet.fleet import Card, Fleet, FleetSpec, Timeouts
 from clefq.serving.fleet.process import Launch
 from clefq.serving.fleet.wire import Start
 from clefq.serving.fleet.worker import command
+from clefq.serving.http.names import model_names
 from clefq.serving.settings import ServeSettings
-
-# Hidden size → the name under which the release is known.
-_FAMILIES = {4096: ("clef-flash",), 5120: ("clef",)}
-# What the hosted API's clients ask for.
-_HOSTED = "jev-latest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +78,10 @@ def plan_fleet(engines: Engines, environment: Mapping[str, str]) -> Plan:
     gpus = visible_gpus(environment)
     environments = engine_environments(engines.settings, engines.copies, environment, gpus)
     scheme = scheme_of(checkpoint)
-    names = served_names(checkpoint, engines.own_name, engines.further_names)
     spec = FleetSpec(
         start=Start(engines.folder.absolute(), engines.settings, engines.verbose),
         launches=[Launch(command(), variables) for variables in environments],
-        card=Card(names, scheme),
+        card=Card(_names(engines), scheme),
         timeouts=engines.timeouts,
         first_alone=bool(gpus) and not engines.settings.eager,
     )
@@ -99,10 +94,8 @@ def plan_fleet(engines: Engines, environment: Mapping[str, str]) -> Plan:
     return Plan(spec, scheme, tuple(places))
 
 
-def served_names(checkpoint: Checkpoint, own: str, further: Sequence[str]) -> tuple[str, ...]:
-    """Names that requests may use: the user's, the model's own, the release's, the hosted API's.
-
-    A model that has neither release's size answers to both of their names.
-    """
-    family = _FAMILIES.get(checkpoint.head_config.hidden_size, ("clef", "clef-flash"))
-    return tuple(dict.fromkeys([*further, own, *family, _HOSTED]))
+def _names(engines: Engines) -> tuple[str, ...]:
+    """Of the model; without that of its folder where it is known under another."""
+    given = (*engines.further_names, engines.own_name)
+    hidden = {engines.folder.resolve().name} - set(given)
+    return tuple(name for name in model_names(engines.folder, given) if name not in hidden)

@@ -8,10 +8,12 @@ import os
 import re
 import signal
 import socket
+import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import BinaryIO
 
 from clefq.errors import ClefqError
 from clefq.serving.fleet.wire import Answer, Channel, Failed, Message, Ready, Start, Stop
@@ -20,6 +22,8 @@ from clefq.serving.fleet.wire import Answer, Channel, Failed, Message, Ready, St
 _KEPT_LINES = 400
 _SHOWN_LINES = 30
 _LONGEST_LINE = 1 << 20
+_POLL_SECONDS = 0.05
+_LAST_WORDS_SECONDS = 2.0
 _PR_SET_CHILD_SUBREAPER = 36
 _ERROR = re.compile(r"(?:^|[\s.])([A-Z]\w*(?:Error|Exception|Interrupt)): (.+)$")
 # What vLLM says on top of the error that matters.
@@ -73,7 +77,8 @@ class EngineProcess:
         self._on_line = on_line
         self._show = verbose
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ready = False
         self._channel: Channel | None = None
         self._lifeline: int | None = None
         self._failure: Failed | None = None
@@ -97,7 +102,7 @@ class EngineProcess:
                 fix="start with --verbose to see what it does, or --eager to skip compilation.",
             ) from None
         if isinstance(message, Ready):
-            self._show = True
+            self._show = self._ready = True
             return message
         if isinstance(message, Failed):
             self._failure = message
@@ -123,21 +128,24 @@ class EngineProcess:
         self._signal_group(signal.SIGKILL)
 
     async def close(self, timeout: float) -> None:
-        """Asks the engine to stop, ends it after `timeout` seconds, and reaps its processes."""
-        process = self._process
-        if process is None:
+        """Asks the engine to stop, ends it after `timeout` seconds, and reaps its processes.
+
+        One that is still loading would not listen, and has nothing to lose: it is ended at once.
+        """
+        if self._process is None:
             return
-        if process.returncode is None:
+        if self._ready:
             self.send(Stop())
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
-                    await process.wait()
+                    await self._exit()
         # the core and its workers are in the group of the process that started them
         self._signal_group(signal.SIGKILL)
-        await process.wait()
+        await self._exit()
         await self._reap()
         if self._output is not None:
-            await self._output
+            self._output.cancel()
+            await asyncio.gather(self._output, return_exceptions=True)
         if self._channel is not None:
             self._channel.close()
         if self._lifeline is not None:
@@ -153,32 +161,38 @@ class EngineProcess:
         adopt_orphans()
         ours, theirs = socket.socketpair()
         watched, self._lifeline = os.pipe()
+        printed, printing = os.pipe()
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._launch.command,
-                str(theirs.fileno()),
-                str(watched),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
+            # not asyncio's own: there a process counts as running while a child holds its output
+            self._process = subprocess.Popen(
+                [*self._launch.command, str(theirs.fileno()), str(watched)],
+                stdin=subprocess.DEVNULL,
+                stdout=printing,
+                stderr=subprocess.STDOUT,
                 env=dict(self._launch.environment),
                 pass_fds=(theirs.fileno(), watched),
                 # Ctrl-C in a terminal is for the front process alone
                 start_new_session=True,
-                limit=_LONGEST_LINE,
             )
         finally:
             theirs.close()
             os.close(watched)
+            os.close(printing)
         self._channel = await Channel.over(ours)
-        self._output = asyncio.create_task(self._read_output())
+        self._output = asyncio.create_task(self._read_output(os.fdopen(printed, "rb")))
+
+    async def _exit(self) -> int:
+        """Waits for the process; gives its exit code."""
+        assert self._process is not None
+        while (code := self._process.poll()) is None:
+            await asyncio.sleep(_POLL_SECONDS)
+        return code
 
     async def _receive(self) -> Message | None:
         """The next message; None when the process is gone, whoever keeps its socket open."""
         assert self._channel is not None
-        assert self._process is not None
         message = asyncio.ensure_future(self._channel.receive())
-        gone = asyncio.ensure_future(self._process.wait())
+        gone = asyncio.ensure_future(self._exit())
         try:
             await asyncio.wait((message, gone), return_when=asyncio.FIRST_COMPLETED)
             if not message.done():
@@ -189,31 +203,35 @@ class EngineProcess:
             message.cancel()
             gone.cancel()
 
-    async def _read_output(self) -> None:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        while True:
-            try:
-                raw = await self._process.stdout.readline()
-            except ValueError:  # a line beyond the limit
-                continue
-            if not raw:
-                return
-            line = raw.decode(errors="replace").rstrip()
-            self._lines.append(line)
-            if self._show and line:
-                self._on_line(line)
+    async def _read_output(self, pipe: BinaryIO) -> None:
+        reader = asyncio.StreamReader(limit=_LONGEST_LINE)
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), pipe
+        )
+        try:
+            while True:
+                try:
+                    raw = await reader.readline()
+                except ValueError:  # a line beyond the limit
+                    continue
+                if not raw:
+                    return
+                line = raw.decode(errors="replace").rstrip()
+                self._lines.append(line)
+                if self._show and line:
+                    self._on_line(line)
+        finally:
+            transport.close()
 
     async def _died(self) -> EngineFailed:
-        assert self._process is not None
-        with suppress(TimeoutError):
-            async with asyncio.timeout(5):
-                await self._process.wait()
+        assert self._output is not None
+        if self._failure is not None:
+            # it has said why; let it print the rest
+            await asyncio.wait((asyncio.ensure_future(self._exit()),), timeout=_LAST_WORDS_SECONDS)
         self._signal_group(signal.SIGKILL)
-        code = await self._process.wait()
-        if self._output is not None:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(self._output), 1)
+        code = await self._exit()
+        await asyncio.wait((self._output,), timeout=_LAST_WORDS_SECONDS)
         if self._failure is not None:
             message = f"engine {self._number}: {self._failure.message}"
             return EngineFailed(message, fix=self._failure.fix)
