@@ -258,7 +258,8 @@ def _squares(model: Weight, base: Weight) -> tuple[float, float]:
     return error, norm
 
 
-def _place(name: str) -> tuple[str, str]:
+def place_of(name: str) -> tuple[str, str]:
+    """Where a weight belongs: a layer's number and its part, or a name such as `lm_head` and ''."""
     layer = _LAYER.match(name)
     if layer is not None:
         part = _MIXERS.get(layer[2], "MLP" if layer[2] == "mlp" else "norms")
@@ -269,7 +270,7 @@ def _place(name: str) -> tuple[str, str]:
 def _parts(tensors: Sequence[TensorDiff]) -> list[Part]:
     groups: dict[tuple[str, str], list[TensorDiff]] = {}
     for tensor in tensors:
-        groups.setdefault(_place(tensor.name), []).append(tensor)
+        groups.setdefault(place_of(tensor.name), []).append(tensor)
     found = []
     for (place, part), members in sorted(groups.items(), key=_place_order):
         compared = [

@@ -1,0 +1,193 @@
+"""Rows of a card's tables, from the evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from clefq.parity.cards import find_card
+from clefq.parity.gates import title_of
+from clefq.parity.report_format import MARKS, count, figure, interval, limit_text, markdown_cell
+from clefq.parity.report_summary import BYTES_PER_GB
+from clefq.release.evidence import Evidence, SetEvidence
+from clefq.release.speed import Speed
+from clefq.store.atomic import sha256_file
+
+SHOWN = (
+    "accuracy_baseline",
+    "accuracy_candidate",
+    "accuracy_delta",
+    "agreement",
+    "confident_agreement",
+    "tv",
+    "kl",
+    "score_mae",
+    "ece_delta",
+)
+MAX_GATES = 40
+_TITLES = {
+    "accuracy_baseline": "Accuracy, BF16",
+    "accuracy_candidate": "Accuracy, this checkpoint",
+}
+_APACHE = ("Apache License", "Version 2.0")
+
+
+def gigabytes(value: int | None) -> str:
+    """Bytes as decimal gigabytes, or megabytes below 0.1 GB; three digits."""
+    if value is None:
+        return "–"
+    if value < BYTES_PER_GB / 10:
+        return f"{value / 1e6:.3g} MB"
+    return f"{value / BYTES_PER_GB:.3g} GB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def size_row(found: Evidence) -> dict[str, Any]:
+    """`{"bytes", "baseline", "share"}`: of all weights; baseline and share None where unknown."""
+    known = [
+        item.baseline["size_bytes"]
+        for item in found.sets
+        if item.baseline is not None and item.baseline["size_bytes"] is not None
+    ]
+    base = known[0] if known else None
+    return {
+        "bytes": found.nbytes,
+        "baseline": base,
+        "share": None if base is None else found.nbytes / base,
+    }
+
+
+def stored_as(found: Evidence) -> list[str]:
+    """How each part of the model is stored: `MLP: 24 × w4a4`; parts of one dtype share a line."""
+    mixed: list[str] = []
+    plain: dict[str, list[str]] = {}
+    for part, kinds in found.parts.items():
+        quantized = {kind: n for kind, n in kinds.items() if kind in found.formats}
+        if quantized:
+            rest = {kind: n for kind, n in kinds.items() if kind not in quantized}
+            words = [f"{count(n)} × {kind}" for kind, n in sorted({**quantized, **rest}.items())]
+            mixed.append(f"{part}: {', '.join(words)}")
+        else:
+            plain.setdefault("/".join(sorted(kinds)), []).append(part)
+    return [*mixed, *(f"{', '.join(parts)}: {kind}" for kind, parts in plain.items())]
+
+
+def parity_rows(item: SetEvidence) -> Iterator[dict[str, str]]:
+    """The parity table of one set: `{"title", "figure", "interval", "questions", "note"}`."""
+    metrics = item.document["metrics"]
+    for name in SHOWN:
+        metric, card = metrics.get(name), find_card(name)
+        if metric is None or card is None:
+            continue
+        signed = card.kind == "difference"
+        infinite = metric["n_infinite"]
+        yield {
+            "title": _TITLES.get(name) or title_of(name),
+            "figure": "infinite"
+            if metric["estimate"] is None and infinite
+            else figure(metric["estimate"], card.unit, signed=signed)
+            + (f" ({count(infinite)} infinite)" if infinite else ""),
+            "interval": interval(metric["lower"], metric["upper"], card.unit, signed=signed),
+            "questions": count(metric["n_questions"]),
+            "level": f"{100 * metric['confidence']:g}%",
+        }
+
+
+def gate_rows(item: SetEvidence) -> list[dict[str, str]]:
+    """The gates of one set that were judged, required ones first, in the file's order."""
+    gates = [gate for gate in item.document["gates"] if gate["status"] != "not_gated"]
+    gates.sort(key=lambda gate: not gate["required"])
+    return [_gate_row(gate) for gate in gates[:MAX_GATES]]
+
+
+def _gate_row(gate: Mapping[str, Any]) -> dict[str, str]:
+    card = find_card(gate["metric"])
+    unit = card.unit if card else ""
+    signed = (card is not None and card.kind == "difference") or gate["margin"] is not None
+    return {
+        "mark": MARKS[gate["status"]],
+        "name": markdown_cell(gate["name"]) + ("" if gate["required"] else " (advisory)"),
+        "figure": figure(gate["estimate"], unit, signed=signed),
+        "interval": interval(gate["lower"], gate["upper"], unit, signed=signed),
+        "limit": limit_text(gate, unit, signed=signed),
+        "status": gate["status"].replace("_", " "),
+        "questions": count(gate["n_questions"]),
+    }
+
+
+def history(item: SetEvidence) -> list[str]:
+    """What is known of a gate file's past, one sentence each."""
+    gate_file = item.document["gate_file"]
+    record = gate_file["preregistration"]
+    lines = [str(record["sentence"])]
+    if record["commit"] is not None:
+        lines.append(f"Commit `{record['commit'][:12]}` of {record['committed_at']}.")
+    old = gate_file["superseded"]
+    if old is not None:
+        lines.append(
+            f"It replaces {markdown_cell(old['name'])} `{old['sha256'][:12]}`, by which the "
+            f"verdict is {old['verdict']['word'].upper()}."
+        )
+    return lines
+
+
+def evidence_rows(found: Evidence) -> Iterator[tuple[str, str, str]]:
+    """What each file of the evidence is, its name and its SHA-256."""
+    yield "checkpoint", "all that is served", found.sha256
+    manifest = found.manifest
+    if manifest is not None:
+        yield "source", markdown_cell(manifest.source["model_id"]), manifest.source["sha256"]
+        yield "recipe", "recipe.yaml", manifest.recipe["sha256"]
+        if manifest.calibration is not None:
+            name = markdown_cell(manifest.calibration["set"])
+            yield "calibration set", name, manifest.calibration["sha256"]
+    for item in found.sets:
+        document, name = item.document, markdown_cell(item.name)
+        yield "eval set", name, document["eval_set"]["sha256"]
+        yield "gates", markdown_cell(document["gate_file"]["name"]), document["gate_file"]["sha256"]
+        for role in ("baseline", "candidate"):
+            stored = document[role]["predictions"]
+            if stored is not None:
+                yield f"predictions, {role}", f"on {name}", stored["sha256"]
+        yield "report", f"parity.json on {name}", sha256_file(item.path)
+
+
+def breaches(found: Evidence) -> list[str]:
+    """The audit's breaches, one line each; empty where it passed or was not run here."""
+    if found.audit is None:
+        return []
+    return [
+        f"{breach['check']}: {breach['subject']} {breach['message']}"
+        for breach in found.audit["breaches"]
+    ]
+
+
+def summary_speeds(found: Evidence) -> Iterator[Speed]:
+    """Throughput that a report's summary holds."""
+    for item in found.sets:
+        measured = None if item.row is None else item.row["throughput"]
+        if measured is not None:
+            side = item.document["candidate"]
+            yield Speed(
+                f"predicting {item.name}",
+                f"{measured['value']:.4g} {measured['unit']}",
+                f"{side['device']}, {side['engine']} {side['engine_version']}",
+                str(measured["source"]),
+            )
+
+
+def licence(folder: Path) -> str | None:
+    """The hub's word for the licence file: `apache-2.0`, `other`, or None where there is none."""
+    path = folder / "LICENSE"
+    if not path.is_file():
+        return None
+    text = path.read_text(encoding="utf-8", errors="replace")[:2000]
+    apache = all(word in text for word in _APACHE) or text.strip().lower() == "apache-2.0"
+    return "apache-2.0" if apache else "other"
