@@ -11,7 +11,13 @@ from clefq.clef.backbone import TEXT, missing_modules
 from clefq.clef.config_match import quantization_of
 from clefq.clef.head_config import HEAD_CONFIG_FILE, HEAD_FILE, HeadConfig, head_folder
 from clefq.clef.scheme import scheme_from_config
-from clefq.clef.tensor_files import FLOAT_DTYPES, TensorInfo, check_head_file, read_header
+from clefq.clef.tensor_files import (
+    FLOAT_DTYPES,
+    TensorInfo,
+    check_head_file,
+    read_header,
+    same_bytes,
+)
 from clefq.clef.tokenizer import PromptTokenizer
 from clefq.errors import CheckpointError, InputError
 from clefq.store.atomic import read_json, sha256_bytes, sha256_file
@@ -227,10 +233,27 @@ def _check_modules(checkpoint: Checkpoint) -> None:
         )
 
 
+def _is_tied(config: Mapping[str, Any]) -> bool:
+    """Whether either part of a config ties output to input embeddings: some engine obeys it."""
+    inner = config.get("text_config")
+    parts = (config, inner if isinstance(inner, Mapping) else {})
+    return any(bool(part.get("tie_word_embeddings")) for part in parts)
+
+
+def embeddings_agree(tensors: Mapping[str, TensorInfo]) -> bool:
+    """Whether output and input embeddings hold the same bytes, or one of them is not there.
+
+    Reads them as far as they agree.
+    """
+    head = tensors.get(LM_HEAD)
+    embedding = tensors.get(EMBEDDING) or tensors.get("model.embed_tokens.weight")
+    return head is None or embedding is None or same_bytes(head, embedding)
+
+
 def _check_sizes(checkpoint: Checkpoint) -> None:
     """The parts fit each other: embeddings present, unquantized, and as wide as the head says."""
     folder, text = checkpoint.folder, checkpoint.text_config
-    tied = bool(text.get("tie_word_embeddings", checkpoint.config.get("tie_word_embeddings")))
+    tied = _is_tied(checkpoint.config)
     name = LM_HEAD
     if name not in checkpoint.tensors and tied:
         name = EMBEDDING
@@ -245,6 +268,12 @@ def _check_sizes(checkpoint: Checkpoint) -> None:
         raise CheckpointError(
             f"{folder}: no tensor {name}; the joint head needs it.",
             fix="take lm_head.weight from the BF16 source.",
+        )
+    if tied and not embeddings_agree(checkpoint.tensors):
+        raise CheckpointError(
+            f"{folder / 'config.json'} ties lm_head to the embeddings, but lm_head.weight differs "
+            "from them: engines disagree about the rows that the joint head reads.",
+            fix="take config.json from the BF16 source, or set tie_word_embeddings to false there.",
         )
     hidden = checkpoint.head_config.hidden_size
     if text.get("hidden_size") != hidden:

@@ -27,6 +27,7 @@ class Scheme:
             False.
         input_strategy: Which activations share a scale: `token`, `tensor`, `tensor_group`, or
             None for 16 bits.
+        block: Rows and columns that share a scale, for the strategy `block`.
     """
 
     format: str
@@ -35,6 +36,7 @@ class Scheme:
     group_size: int | None
     activations: tuple[int, bool | str] | None
     input_strategy: str | None = None
+    block: tuple[int, int] | None = None
 
     @property
     def arithmetic(self) -> str:
@@ -146,14 +148,19 @@ def schemes_of(config: Mapping[str, Any], linears: Iterable[str]) -> dict[str, S
     Raises:
         ValueError: The object lacks what every compressed-tensors config has.
     """
+    return _assigned(config, {module: module for module in linears})
+
+
+def _assigned(config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Scheme]:
+    """Schemes by module; `names` holds the name under which patterns see each module."""
     ignored = list(config.get("ignore") or [])
     groups = list((config.get("config_groups") or {}).values())
     if not groups or any(not isinstance(group, Mapping) for group in groups):
         raise ValueError("quantization_config has no config_groups")
     parsed = [(group.get("targets") or [], _scheme(group, config)) for group in groups]
     found = {}
-    for module in linears:
-        if any(matches(module, entry) for entry in ignored):
+    for module, name in names.items():
+        if any(_matches_under(module, name, entry) for entry in ignored):
             continue
         # a target that names the module wins over one that names its class
         for exact in (True, False):
@@ -161,7 +168,10 @@ def schemes_of(config: Mapping[str, Any], linears: Iterable[str]) -> dict[str, S
                 (
                     scheme
                     for targets, scheme in parsed
-                    if any(matches(module, t) and (exact is not (t == "Linear")) for t in targets)
+                    if any(
+                        _matches_under(module, name, t) and (exact is not (t == "Linear"))
+                        for t in targets
+                    )
                 ),
                 None,
             )
@@ -169,6 +179,47 @@ def schemes_of(config: Mapping[str, Any], linears: Iterable[str]) -> dict[str, S
                 found[module] = hit
                 break
     return found
+
+
+def _matches_under(module: str, name: str, target: str) -> bool:
+    return matches(name if target.startswith("re:") else module, target)
+
+
+def served_name(module: str) -> str:
+    """Name of a module in vLLM, which renames plain names of a config too, but no patterns.
+
+    Args:
+        module: Name in the checkpoint, for example `model.language_model.layers.0.mlp.up_proj`.
+    """
+    for prefix, new in _SERVED.items():
+        if module.startswith(prefix):
+            return new + module.removeprefix(prefix)
+    return module
+
+
+_SERVED = {"model.language_model.": "language_model.model.", "model.visual.": "visual."}
+
+
+def misnamed(config: Mapping[str, Any], linears: Iterable[str]) -> list[tuple[str, str]]:
+    """Modules that a serving engine would not quantize as the checkpoint is, for their name alone.
+
+    vLLM matches patterns against its own module names: one that begins with `^model` finds none.
+
+    Args:
+        config: The `quantization_config` object.
+        linears: Names of all Linears of the model.
+
+    Returns:
+        Module, and what vLLM would take it for (a scheme's arithmetic, or `bf16`).
+    """
+    # vLLM decides about the output embeddings elsewhere
+    names = {module: served_name(module) for module in linears if module != "lm_head"}
+    stored, served = schemes_of(config, names), _assigned(config, names)
+    return [
+        (module, served[module].arithmetic if module in served else "bf16")
+        for module in names
+        if stored.get(module) != served.get(module)
+    ]
 
 
 def _scheme(group: Mapping[str, Any], config: Mapping[str, Any]) -> Scheme:
@@ -186,4 +237,17 @@ def _scheme(group: Mapping[str, Any], config: Mapping[str, Any]) -> Scheme:
         if inputs is None
         else (int(inputs.get("num_bits", 0)), inputs.get("dynamic", False)),
         input_strategy=None if inputs is None else str(inputs.get("strategy")),
+        block=_block(weights.get("block_structure"))
+        if weights.get("strategy") == "block"
+        else None,
     )
+
+
+def _block(value: Any) -> tuple[int, int] | None:
+    """`[128, 128]`, or `128x128` as older versions wrote it."""
+    parts = value.split("x") if isinstance(value, str) else value
+    try:
+        rows, columns = (int(part) for part in parts)
+    except (TypeError, ValueError):
+        return None
+    return (rows, columns) if rows > 0 and columns > 0 else None

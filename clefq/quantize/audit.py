@@ -13,11 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clefq.clef.config_match import FP8, NVFP4, Scheme, misread, quantization_of, schemes_of
+from clefq.clef.checkpoint import LM_HEAD, embeddings_agree
+from clefq.clef.config_match import (
+    FP8,
+    NVFP4,
+    Scheme,
+    misnamed,
+    misread,
+    quantization_of,
+    schemes_of,
+    served_name,
+)
 from clefq.clef.fusion import fused_groups
 from clefq.clef.tensor_files import TensorInfo
 from clefq.errors import CheckpointError
-from clefq.quantize import audit_files, audit_scales, audit_source
+from clefq.quantize import audit_files, audit_scales, audit_source, audit_values
 from clefq.quantize.architecture import (
     Shapes,
     expected_tensors,
@@ -27,8 +37,6 @@ from clefq.quantize.architecture import (
 from clefq.quantize.protected import protected_reason
 from clefq.quantize.report import AuditReport
 from clefq.quantize.tensors import INDEX, FolderTensors, scan_folder
-from clefq.quantize.values import count_nonfinite
-from clefq.quantize.workers import in_threads
 from clefq.store.atomic import read_json
 
 _FLOATS = ("BF16", "F16", "F32")
@@ -78,7 +86,8 @@ def audit_checkpoint(
     _formats(report, audited)
     audit_scales.global_scales(report, audited.refs, audited.schemes)
     audit_scales.local_scales(report, audited.refs, audited.schemes)
-    _values(report, audited)
+    proven = source is not None
+    audit_values.check(report, audited.refs, audited.schemes, folder, proven)
     audit_files.head(report, folder, source)
     if source is not None:
         audit_files.settings(report, folder, body, source)
@@ -139,6 +148,7 @@ def _open(report: AuditReport, folder: Path, config: Mapping[str, Any]) -> Audit
             report.breach("config", "config.json", fault, "it runs in another arithmetic")
         if not schemes:
             report.breach("config", "config.json", "its quantization_config matches no Linear")
+        _names(report, block, linear_modules(expected), schemes)
     counts: dict[str, int] = {}
     for scheme in schemes.values():
         counts[scheme.arithmetic] = counts.get(scheme.arithmetic, 0) + 1
@@ -146,6 +156,23 @@ def _open(report: AuditReport, folder: Path, config: Mapping[str, Any]) -> Audit
     report.scheme = report.scheme or "not quantized"
     report.facts["formats"] = counts
     return Audited(folder, config, found.refs, expected, schemes)
+
+
+def _names(
+    report: AuditReport, block: Mapping[str, Any], linears: list[str], schemes: Mapping[str, Scheme]
+) -> None:
+    wrong = misnamed(block, linears) if schemes else []
+    if wrong:
+        module, kind = wrong[0]
+        stored = schemes[module].arithmetic if module in schemes else "bf16"
+        report.breach(
+            "config",
+            "config.json",
+            f"its patterns miss vLLM's names: {module} is {stored} here, but "
+            f"{served_name(module)} is {kind} there ({len(wrong)} modules); begin patterns with "
+            "re:.* instead",
+            "loading fails, or weights are taken for what they are not",
+        )
 
 
 def _unquantized(report: AuditReport, found: FolderTensors) -> None:
@@ -226,7 +253,14 @@ def _layouts(
             "input_global_scale": (("F32", "BF16"), ((1,), ())),
         }
     if scheme.format in FP8:
-        shapes = {"channel": ((rows, 1), (rows,)), "tensor": ((1,), ())}.get(scheme.strategy, ())
+        known: dict[str, tuple[tuple[int, ...], ...]] = {
+            "channel": ((rows, 1), (rows,)),
+            "tensor": ((1,), ()),
+        }
+        shapes = known.get(scheme.strategy, ())
+        if scheme.block is not None:
+            height, width = scheme.block
+            shapes = ((-(-rows // height), -(-columns // width)),)
         return {
             "weight": (("F8_E4M3",), ((rows, columns),)),
             "weight_scale": (_FLOATS, shapes),
@@ -252,11 +286,28 @@ def _coverage(report: AuditReport, audited: Audited) -> None:
     linears = set(linear_modules(audited.expected))
     extra = [n for n in audited.refs if n not in known and not _suffix_known(n, linears)]
     drafts = [name for name in extra if name.startswith(("mtp.", "model.mtp."))]
+    tied = _tied(report, audited)
     for name in extra:
-        if name not in drafts:
+        if name not in (*drafts, *tied):
             report.breach("coverage", name, "belongs to no part of the model", "loading fails")
     if drafts:
         report.notes.append(f"{len(drafts)} draft (MTP) tensors are kept as they are.")
+
+
+def _tied(report: AuditReport, audited: Audited) -> list[str]:
+    """The output embeddings that a config which ties them to the input does not expect."""
+    if LM_HEAD in audited.expected or LM_HEAD not in audited.refs:
+        return []
+    if embeddings_agree(audited.refs):
+        report.notes.append(f"{LM_HEAD} repeats the embeddings that the config ties it to.")
+    else:
+        report.breach(
+            "config",
+            LM_HEAD,
+            "differs from the embeddings, though the config ties them",
+            "vLLM takes the embeddings for the rows that the joint head reads: answers change",
+        )
+    return [LM_HEAD]
 
 
 def _is_linear_weight(name: str, expected: Shapes) -> bool:
@@ -295,15 +346,6 @@ def _formats(report: AuditReport, audited: Audited) -> None:
 def _arithmetic(audited: Audited, module: str) -> str:
     scheme = audited.schemes.get(module)
     return "bf16" if scheme is None else scheme.arithmetic
-
-
-def _values(report: AuditReport, audited: Audited) -> None:
-    refs = [ref for name, ref in audited.refs.items() if not name.endswith("_scale")]
-    report.looked_at("values", len(refs))
-    for ref, bad in zip(refs, in_threads(count_nonfinite, refs), strict=True):
-        if bad:
-            message = f"holds {bad} NaN or infinite values"
-            report.breach("values", ref.name, message, "answers are NaN")
 
 
 def summary(report: AuditReport) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from clefq.clef.head_config import HeadConfig
 from clefq.clef.images import PROCESSOR_FILES
 from clefq.clef.tensor_files import check_head_file, read_header, same_bytes
 from clefq.errors import ClefqError
+from clefq.quantize.audit_values import scan
 from clefq.quantize.report import AuditReport
 from clefq.quantize.tensors import HEAD_FILES
-from clefq.quantize.values import count_nonfinite
 from clefq.store.atomic import read_json, sha256_file
 
 HEAD_CONFIG = "joint_head_config.json"
@@ -69,7 +69,10 @@ def _whole(report: AuditReport, file: Path, settings: Path) -> None:
         report.breach("head", file.name, f"is not whole: {error.message}", "loading fails")
         return
     for ref in tensors.values():
-        bad = count_nonfinite(ref)
+        bad, zeros = scan(ref)
+        if zeros is not None:
+            message = f"{ref.name} is zero from byte {zeros.at:,} on, for {zeros.count:,} bytes"
+            report.breach("head", file.name, message, "most likely the file was cut short")
         if bad:
             message = f"{ref.name} holds {bad} NaN or infinite values"
             report.breach("head", file.name, message, "answers are NaN")
@@ -94,14 +97,8 @@ def settings(report: AuditReport, folder: Path, config: Mapping[str, Any], sourc
         config: Its `config.json`.
         source: The BF16 checkpoint.
     """
-    theirs = read_json(source / "config.json")
-    wrong = _differences(_plain_config(config), _plain_config(theirs))
-    if wrong:
-        read = _resolved(config), _resolved(theirs)
-        if read[0] is not None and read[1] is not None:
-            wrong = _differences(read[0], read[1])
     report.looked_at("head")
-    for line in wrong:
+    for line in _config_differences(config, read_json(source / "config.json")):
         report.breach("head", "config.json", line, "answers change")
     for name in PROCESSOR_FILES:
         if not (source / name).is_file():
@@ -113,6 +110,17 @@ def settings(report: AuditReport, folder: Path, config: Mapping[str, Any], sourc
         ours, other = _load(folder / name), _load(source / name)
         for line in _differences(ours, other, both=True):
             report.breach("head", name, line, "images are read otherwise")
+
+
+def _config_differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    try:
+        wrong = _differences(_plain_config(ours), _plain_config(theirs))
+        read = (_resolved(ours), _resolved(theirs)) if wrong else (None, None)
+    except RecursionError:
+        return ["is nested deeper than any model's"]
+    if read[0] is not None and read[1] is not None:
+        wrong = _differences(read[0], read[1])
+    return wrong
 
 
 def _plain_config(config: Mapping[str, Any], outer: object = None) -> dict[str, Any]:
@@ -199,7 +207,7 @@ def _plain(value: Any) -> Any:
 def _load(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError):  # no JSON, or nested as no real file is
         return None
 
 

@@ -8,6 +8,7 @@ Rows are independent, so a caller may cut a weight into blocks of rows that fit 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -123,6 +124,39 @@ def fp8_codes(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         scales: A shape that broadcasts against it, same dtype.
     """
     return (weight / scales).clamp_(-_FP8_MAX, _FP8_MAX).to(FP8)
+
+
+def fp8_blocks(
+    weight: torch.Tensor, size: tuple[int, int], args: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantizes rows to E4M3 with one scale per tile.
+
+    Args:
+        weight: `[rows, columns]` in the model's dtype; its first row begins a tile.
+        size: Rows and columns of a tile; the last ones may be smaller.
+        args: A `QuantizationArgs` of eight bits.
+
+    Returns:
+        Codes `[rows, columns]`, E4M3; scales `[⌈rows/height⌉, ⌈columns/width⌉]` in the dtype.
+    """
+    height, width = size
+    rows, columns = weight.shape
+    padded = torch.nn.functional.pad(weight, (0, -columns % width, 0, -rows % height))
+    tiles = padded.unflatten(1, (-1, width)).unflatten(0, (-1, height))
+    scales, _ = calculate_qparams(tiles.amin((1, 3)), tiles.amax((1, 3)), args)
+    return fp8_codes(weight, spread(scales, size, weight.shape)), scales
+
+
+def spread(scales: torch.Tensor, size: tuple[int, int], shape: Sequence[int]) -> torch.Tensor:
+    """The scale of every weight, from one per tile.
+
+    Args:
+        scales: `[tile rows, tile columns]`.
+        size: Rows and columns of a tile.
+        shape: Of the weight.
+    """
+    wide = scales.repeat_interleave(size[0], 0)[: shape[0]]
+    return wide.repeat_interleave(size[1], 1)[:, : shape[1]]
 
 
 def unpack_e2m1(packed: torch.Tensor) -> torch.Tensor:

@@ -89,6 +89,8 @@ def comparable(scheme: Scheme) -> bool:
     """Whether the module's rounding can be recomputed."""
     if scheme.format == NVFP4:
         return scheme.group_size == 16
+    if scheme.strategy == "block":
+        return scheme.format in FP8 and scheme.block is not None
     return scheme.format in FP8 and scheme.strategy in ("channel", "tensor")
 
 
@@ -108,7 +110,7 @@ def compare_module(
         return _compare_nvfp4(module, refs, source, members or (module,))
     if scheme.strategy == "tensor":
         return _compare_fp8_tensor(module, refs, source)
-    return _compare_fp8(module, refs, source)
+    return _compare_fp8(module, scheme, refs, source)
 
 
 def _compare_nvfp4(module: str, refs: Refs, source: Refs, members: tuple[str, ...]) -> Comparison:
@@ -185,38 +187,81 @@ def _nvfp4_deviations(
     return int(((a != b) & ~tie).sum())
 
 
-def _compare_fp8(module: str, refs: Refs, source: Refs) -> Comparison:
-    tally = _tally_fp8(module, refs, source, wide=False)
-    if not tally.few_deviate:
-        # compressed-tensors' GPU kernels divide in F32, its torch code in the model's dtype
-        other = _tally_fp8(module, refs, source, wide=True)
-        tally = other if other.deviating < tally.deviating else tally
-    return Comparison(module, tally.numbers, tally.deviating, tally.wild, tally.relative_error)
+@dataclass(frozen=True, slots=True)
+class _Arithmetic:
+    """Where round-to-nearest to FP8 is computed in F32 instead of in the weights' dtype.
+
+    compressed-tensors' torch code stays in the weights' dtype, its GPU kernels take the quotients
+    in F32, other tools the scales as well.
+    """
+
+    scales: bool
+    quotients: bool
 
 
-def _tally_fp8(module: str, refs: Refs, source: Refs, wide: bool) -> _Tally:
-    """Compares with round-to-nearest, its quotients taken in F32 or in the weights' dtype."""
+_ARITHMETICS = (_Arithmetic(False, False), _Arithmetic(False, True), _Arithmetic(True, True))
+
+
+def _compare_fp8(module: str, scheme: Scheme, refs: Refs, source: Refs) -> Comparison:
+    best: _Tally | None = None
+    for arithmetic in _ARITHMETICS:
+        tally = _tally_fp8(module, scheme, refs, source, arithmetic)
+        if best is None or tally.deviating < best.deviating:
+            best = tally
+        if best.few_deviate:
+            break
+    assert best is not None
+    return Comparison(module, best.numbers, best.deviating, best.wild, best.relative_error)
+
+
+def _tally_fp8(
+    module: str, scheme: Scheme, refs: Refs, source: Refs, arithmetic: _Arithmetic
+) -> _Tally:
     import torch
 
-    from clefq.quantize import kernels
-
+    # a scale per row is one per tile of one row
+    height, width = scheme.block or (1, refs[f"{module}.weight"].shape[1])
     codes, scales = refs[f"{module}.weight"], refs[f"{module}.weight_scale"]
     dtype = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}[scales.dtype]
     tally = _Tally()
     ref = source[f"{module}.weight"]
-    for row, block in row_blocks(ref, ref.dtype):
+    for row, block in row_blocks(ref, ref.dtype, multiple=height):
         ours = _rows(codes, row, len(block), torch.float8_e4m3fn)
-        ours_scales = _rows(scales, row, len(block), dtype)
-        theirs, theirs_scales = kernels.fp8_rows(block, weight_args("FP8_DYNAMIC"))
-        if wide:
-            theirs = kernels.fp8_codes(block.float(), theirs_scales.float())
+        ours_scales = _rows(scales, row // height, -(-len(block) // height), dtype)
+        theirs, theirs_scales = _fp8(block, scheme, arithmetic)
         if not _raw(ours).equal(_raw(theirs)):
             tally.deviating += int((ours.float() != theirs.float()).sum())
         tally.deviating += int((ours_scales.float() != theirs_scales.float()).sum())
         if tally.deviating:
-            tally.add(ours.float() * ours_scales.float().view(-1, 1), block)
+            tally.add(_fp8_values(ours, ours_scales, (height, width)), block)
         tally.numbers += block.numel() + ours_scales.numel()
     return tally
+
+
+def _fp8(
+    block: torch.Tensor, scheme: Scheme, arithmetic: _Arithmetic
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and scales that round-to-nearest gives."""
+    from clefq.quantize import kernels
+
+    args = weight_args("FP8_DYNAMIC")
+    if arithmetic.scales:
+        block = block.float()
+    if scheme.block is None:
+        codes, scales = kernels.fp8_rows(block, args)
+        wide = scales
+    else:
+        codes, scales = kernels.fp8_blocks(block, scheme.block, args)
+        wide = kernels.spread(scales, scheme.block, block.shape)
+    if arithmetic.quotients:
+        codes = kernels.fp8_codes(block.float(), wide.float())
+    return codes, scales
+
+
+def _fp8_values(codes: torch.Tensor, scales: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    from clefq.quantize import kernels
+
+    return codes.float() * kernels.spread(scales.float(), size, codes.shape)
 
 
 def _compare_fp8_tensor(module: str, refs: Refs, source: Refs) -> Comparison:

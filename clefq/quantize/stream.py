@@ -125,7 +125,7 @@ class Stream:
 
 
 def row_blocks(
-    ref: TensorInfo, dtype: str, device: str = "cpu"
+    ref: TensorInfo, dtype: str, device: str = "cpu", multiple: int = 1
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """Reads a matrix block by block.
 
@@ -133,6 +133,7 @@ def row_blocks(
         ref: A 2-D float tensor.
         dtype: Dtype to convert to, in safetensors' words.
         device: Where to put the blocks.
+        multiple: Every block but the last has a multiple of this many rows.
 
     Yields:
         Number of the block's first row, and the block `[rows, columns]`.
@@ -142,7 +143,7 @@ def row_blocks(
     rows, columns = ref.shape
     stored, wanted = getattr(torch, _NAMES[ref.dtype]), getattr(torch, _NAMES[dtype])
     scale = 1 if device == "cpu" else _GPU_BLOCKS
-    step = max(1, scale * _BLOCK_ELEMENTS // columns)
+    step = max(1, scale * _BLOCK_ELEMENTS // columns // multiple) * multiple
     width = ref.nbytes // rows
     for row, data in ref.pieces(step * width):
         block = torch.frombuffer(data, dtype=stored).view(-1, columns)

@@ -93,17 +93,11 @@ def read_floats(ref: TensorInfo) -> Floats:
     return decode(ref.read(), ref.dtype).reshape(ref.shape)
 
 
-def count_nonfinite(ref: TensorInfo) -> int:
-    """How many stored values are NaN or infinite; 0 for integer types.
+def nonfinite(block: Buffer, dtype: str) -> int:
+    """How many stored values of a block are NaN or infinite; 0 for integer types.
 
     Looks at the exponent bits, so that a big tensor is not widened.
     """
-    if ref.dtype not in ("F8_E4M3", *_ITEM):
-        return 0
-    return sum(_nonfinite(block, ref.dtype) for block in ref.blocks())
-
-
-def _nonfinite(block: Buffer, dtype: str) -> int:
     array: Any
     if dtype == "F8_E4M3":
         array = np.frombuffer(block, dtype=np.uint8)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -95,3 +96,11 @@ def unshared(base: Path, source: Path, calibration_set: Path) -> Path:
     run_here(job, base / "unshared.log", lambda step, steps: None)
     copy_side_files(source, folder)
     return folder
+
+
+@pytest.fixture
+def copy(made: Make, tmp_path: Path) -> Path:
+    """A writable copy of the NVFP4 checkpoint, without its recorded hashes."""
+    shutil.copytree(made("nvfp4").folder, tmp_path / "copy")
+    (tmp_path / "copy" / "clefq.json").unlink()
+    return tmp_path / "copy"

@@ -1,0 +1,121 @@
+"""FP8 as others round it: each is told from damage, and one flipped bit in it is still seen."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compressed_tensors.quantization import QuantizationArgs
+from compressed_tensors.quantization.lifecycle.forward import quantize
+from compressed_tensors.quantization.utils import calculate_qparams
+from safetensors.torch import load_file
+
+from clefq.quantize.audit import audit_checkpoint
+from clefq.quantize.report import AuditReport
+from tests.quantize.conftest import Make
+from tests.quantize.editing import LAYER, Tensors, edit, edit_config
+
+UP = f"{LAYER}.1.mlp.up_proj"
+
+
+@pytest.fixture
+def fp8(made: Make, tmp_path: Path) -> Path:
+    shutil.copytree(made("fp8").folder, tmp_path / "fp8")
+    (tmp_path / "fp8" / "clefq.json").unlink()
+    return tmp_path / "fp8"
+
+
+def assert_round_to_nearest(report: AuditReport) -> None:
+    assert report.passed, report.breaches
+    assert report.facts["other_rounding"] == []
+    assert report.notes == ["no clefq.json: file hashes are not known."]
+    assert report.counts["quantized"] == 25
+
+
+def assert_a_flip_is_seen(folder: Path, source: Path) -> None:
+    edit(folder, lambda tensors: tensors[f"{UP}.weight"].view(torch.uint8)[5, 9].bitwise_xor_(2))
+    (breach,) = audit_checkpoint(folder, source).breaches
+    assert (breach.check, breach.subject) == ("quantized", UP)
+    assert breach.message.startswith("1 of ")
+
+
+@pytest.mark.parametrize("wide_scales", [False, True])
+def test_quotients_and_scales_in_f32(fp8: Path, source: Path, wide_scales: bool) -> None:
+    """GPU kernels take the quotient in F32: about 3% of the codes differ, none is damage."""
+    weights = load_file(source / "model.safetensors")
+    changed = 0
+
+    def change(tensors: Tensors) -> None:
+        nonlocal changed
+        for name, codes in tensors.items():
+            if codes.dtype == torch.float8_e4m3fn:
+                weight = weights[name].float()
+                if wide_scales:
+                    tensors[f"{name}_scale"] = weight.abs().amax(1, keepdim=True) / 448
+                scale = tensors[f"{name}_scale"].float()
+                wide = (weight / scale).clamp(-448, 448).to(codes.dtype)
+                changed += int((wide.float() != codes.float()).sum())
+                tensors[name] = wide
+
+    edit(fp8, change)
+    assert changed > 10_000
+    assert_round_to_nearest(audit_checkpoint(fp8, source))
+    assert_a_flip_is_seen(fp8, source)
+
+
+def in_blocks(folder: Path, source: Path, size: tuple[int, int], wide: bool) -> None:
+    """Quantizes every module anew with one scale per tile, through compressed-tensors."""
+    height, width = size
+    args = QuantizationArgs(
+        num_bits=8, type="float", strategy="block", block_structure=list(size), symmetric=True
+    )
+    weights = load_file(source / "model.safetensors")
+
+    def change(tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.endswith(".weight_scale")]:
+            weight = weights[name.removesuffix("_scale")]
+            weight = weight.float() if wide else weight
+            rows = [part.split(width, 1) for part in weight.split(height)]
+            low = torch.stack([torch.stack([tile.min() for tile in row]) for row in rows])
+            high = torch.stack([torch.stack([tile.max() for tile in row]) for row in rows])
+            scale, _ = calculate_qparams(low, high, args)
+            codes = quantize(weight, scale, None, args, dtype=torch.float8_e4m3fn)
+            tensors[name], tensors[name.removesuffix("_scale")] = scale, codes.contiguous()
+
+    def say(config: dict[str, Any]) -> None:
+        for group in config["quantization_config"]["config_groups"].values():
+            group["weights"].update(strategy="block", block_structure=list(size))
+
+    edit(folder, change)
+    edit_config(folder, say)
+
+
+@pytest.mark.parametrize(
+    ("size", "wide"), [((128, 128), False), ((128, 128), True), ((96, 80), False)]
+)
+def test_one_scale_per_tile(fp8: Path, source: Path, size: tuple[int, int], wide: bool) -> None:
+    """Tiles that fit the weights and tiles that do not; scales in BF16 and in F32."""
+    in_blocks(fp8, source, size, wide)
+    assert_round_to_nearest(audit_checkpoint(fp8, source))
+    assert_a_flip_is_seen(fp8, source)
+
+
+def test_a_wrong_scale_of_one_tile_is_seen(fp8: Path, source: Path) -> None:
+    in_blocks(fp8, source, (128, 128), wide=False)
+    edit(fp8, lambda tensors: tensors[f"{UP}.weight_scale"][1, 1].mul_(1.5))
+    report = audit_checkpoint(fp8, source)
+    assert {(b.check, b.subject) for b in report.breaches} == {("quantized", UP)}
+
+
+def test_scales_of_another_grid_do_not_fit_the_config(fp8: Path, source: Path) -> None:
+    in_blocks(fp8, source, (128, 128), wide=False)
+
+    def say(config: dict[str, Any]) -> None:
+        for group in config["quantization_config"]["config_groups"].values():
+            group["weights"].update(block_structure=[64, 64])
+
+    edit_config(fp8, say)
+    assert {b.check for b in audit_checkpoint(fp8).breaches} == {"config"}
