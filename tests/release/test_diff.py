@@ -163,7 +163,9 @@ def test_a_damaged_layer_stands_out(finished: Path, tmp_path: Path) -> None:
     worst = max((p for p in found.parts if p.relative), key=lambda p: p.relative or 0)
     assert (worst.place, worst.part) == ("5", "MLP")
     # half of every weight is gone: √(0.5² + (0.095/2)²) of that tensor
-    assert of(found, name.replace("_global_scale", ""))["relative"] == pytest.approx(0.502, abs=0.01)
+    assert of(found, name.replace("_global_scale", ""))["relative"] == pytest.approx(
+        0.502, abs=0.01
+    )
     others = diff_paths(folder, finished / "models" / "nvfp4a16")
     assert others.counts["changed"] == 1
 
@@ -187,7 +189,10 @@ def test_a_clef_and_its_text_backbone(finished: Path, tmp_path: Path) -> None:
 
 
 def test_the_command_at_80_columns(
-    finished: Path, clefq: Clefq, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    finished: Path,
+    clefq: Clefq,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     models = finished / "models"
