@@ -9,14 +9,14 @@ SERVE_STAMP := $(SERVE_VENV)/.installed
 
 PYTEST_ARGS ?=
 
-.PHONY: setup setup-serve fix check test test-serve demo gate bench wheel clean
+.PHONY: setup setup-serve fix check test test-serve test-wheel demo gate docs bench wheel clean
 
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints/quantize.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q $(PIP_ARGS) --upgrade pip
-	$(BIN)/pip install -q $(PIP_ARGS) -c constraints/quantize.txt -e '.[quantize,hub,dev]'
+	$(BIN)/pip install -q $(PIP_ARGS) -c constraints/quantize.txt -e '.[quantize,hub,dev,docs]'
 	@# on its own and without its dependencies: they pull a torchvision that breaks transformers
 	$(BIN)/pip install -q $(PIP_ARGS) --no-deps clef-finetune==0.1.0
 	@touch $@
@@ -42,9 +42,15 @@ $(SERVE_STAMP): pyproject.toml constraints/serve.txt tools/setup_serve.sh tools/
 test-serve: setup setup-serve
 	$(SERVE_VENV)/bin/python -m pytest -m serve tests/serving $(PYTEST_ARGS)
 
-# the demo's run folder is judged again from its predictions
-gate: demo
-	$(BIN)/clefq gate demo-run
+# what .github/workflows/gate.yml does, here
+gate: setup
+	$(BIN)/clefq ci --baseline clefq/nano/weights --scheme nvfp4 \
+		--calibration clefq/nano/sets/nano-calibration --eval clefq/nano/sets/nano-eval \
+		--out gate-run
+
+docs: setup
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -b html docs site
+	@echo site/index.html
 
 bench: setup
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/encoding.py
@@ -58,4 +64,4 @@ wheel: setup
 	$(BIN)/pip wheel -q --no-deps -w dist .
 
 clean:
-	rm -rf $(VENV) $(SERVE_VENV) dist build demo-run
+	rm -rf $(VENV) $(SERVE_VENV) dist build demo-run gate-run site
