@@ -56,7 +56,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        starting = asyncio.create_task(_start(backend, on_failure))
+        starting = asyncio.create_task(_start(service, on_failure))
         try:
             yield
         finally:
@@ -80,9 +80,10 @@ def create_app(
     return app
 
 
-async def _start(backend: Backend, on_failure: Callable[[BaseException], None] | None) -> None:
+async def _start(service: Service, on_failure: Callable[[BaseException], None] | None) -> None:
     try:
-        await backend.start()
+        await service.warm()
+        await service.backend.start()
     except Exception as error:
         if on_failure is None:
             _log.exception("the engines could not be started")

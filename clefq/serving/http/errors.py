@@ -9,7 +9,7 @@ from typing import Any
 from clefq.clef.json_values import Fault
 from clefq.serving.http.settings import Dialect
 
-MISSING = "is missing"
+MISSING = "this field is required"
 
 # Faults listed in one answer, and characters of a message: what a caller sent is not sent back
 # to them at full length.

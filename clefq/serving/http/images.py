@@ -88,13 +88,16 @@ def _check_header(data: bytes, number: int, limits: Limits) -> int:
     """Pixels of an image, from its header."""
     from PIL import Image
 
-    size = _webp_size(data)
-    if size is not None:  # its decoder makes room for the whole canvas when the file is opened
+    size = _early_size(data)
+    if size is not None:
         _check_pixels(size, number, limits)
     try:
         with Image.open(io.BytesIO(data), formats=limits.image_formats) as image:
             found = image.size
             animated = bool(getattr(image, "is_animated", False))
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        message = f"has too many pixels, at most {limits.max_image_pixels}"
+        raise _fault(number, message) from error
     except Exception as error:  # hostile bytes make Pillow raise almost anything
         names = ", ".join(limits.image_formats)
         raise _fault(number, f"not a sound image in one of the formats {names}") from error
@@ -122,20 +125,24 @@ def _load(data: bytes, number: int) -> Image:
         raise _fault(number, "cannot be decoded") from error
 
 
-def _webp_size(data: bytes) -> tuple[int, int] | None:
-    """Width and height of a WebP file; None for any other, and for one without a size."""
+def _early_size(data: bytes) -> tuple[int, int] | None:
+    """Width and height of a PNG or WebP file, where its header has them.
+
+    Pillow's WebP decoder makes room for the whole canvas as soon as a file is opened, and huge
+    images of any kind make it warn.
+    """
+    if data[:8] == b"\x89PNG\r\n\x1a\n" and data[12:16] == b"IHDR":
+        return int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
     if data[:4] != b"RIFF" or data[8:12] != b"WEBP" or len(data) < 30:
         return None
     chunk = data[12:16]
     if chunk == b"VP8X":
-        return (
-            1 + int.from_bytes(data[24:27], "little"),
-            1 + int.from_bytes(data[27:30], "little"),
-        )
+        width, height = (int.from_bytes(data[at : at + 3], "little") for at in (24, 27))
+        return 1 + width, 1 + height
     if chunk == b"VP8L":
         bits = int.from_bytes(data[21:25], "little")
         return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
-    width, height = int.from_bytes(data[26:28], "little"), int.from_bytes(data[28:30], "little")
+    width, height = (int.from_bytes(data[at : at + 2], "little") for at in (26, 28))
     return width & 0x3FFF, height & 0x3FFF
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -43,6 +43,8 @@ class Metrics:
         self, backend: Backend, admission: Admission, registry: CollectorRegistry | None = None
     ) -> None:
         self.registry = registry if registry is not None else CollectorRegistry()
+        if registry is None:  # the process's own registry has it already
+            ProcessCollector(registry=self.registry)
         register = self.registry
         self._requests = Counter(
             "clefq_requests", "Requests by route and HTTP status.", ["route", "status"],

@@ -81,6 +81,10 @@ class Service:
         # digests have one length, so that comparing them takes one time
         self._tokens = tuple(_digest(token) for token in settings.bearer_tokens)
 
+    async def warm(self) -> None:
+        """Loads what the first request would otherwise wait for."""
+        await self._run(_warm)
+
     def close(self) -> None:
         """Ends the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -240,6 +244,15 @@ class Service:
 
     async def _run(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+
+def _warm() -> None:
+    import numpy as np
+
+    from clefq.clef.records import Question
+    from clefq.serving.probabilities import as_released
+
+    as_released(Question("warm", "noul"), np.zeros(2, dtype=np.float32))
 
 
 async def _disconnected(request: Request) -> None:

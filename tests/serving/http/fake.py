@@ -4,26 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from clefq.serving.http.backend import Scores, ServerInfo, State
 from clefq.serving.runtime import Prompt
 
+Span = tuple[int, int]
+
 NAMES = ("my-clef", "nano", "clef", "jev-latest")
 
 
-def logits_of(prompt: Prompt) -> np.ndarray:
-    """Made-up logits, float32 [options]: a hash of the option's and its question's tokens."""
-    ids = prompt.encoded.token_ids
+def logits_from(ids: Sequence[int], spans: Iterable[tuple[Span, Iterable[Span]]]) -> np.ndarray:
+    """Made-up logits, float32 [options]: a hash of the option's and its question's tokens.
+
+    Args:
+        ids: The prompt.
+        spans: Per question, where its instructions and its options stand.
+    """
     values = []
-    for question in prompt.encoded.questions:
-        for start, end in question.option_spans:
-            seed = repr((ids[slice(*question.span)], ids[start:end])).encode()
+    for question, options in spans:
+        for start, end in options:
+            seed = repr((tuple(ids[slice(*question)]), tuple(ids[start:end]))).encode()
             number = int.from_bytes(hashlib.sha256(seed).digest()[:8], "little")
             values.append(8 * number / 2**64 - 4)
     return np.array(values, dtype=np.float32)
+
+
+def logits_of(prompt: Prompt) -> np.ndarray:
+    """The logits that the fake backend returns for a prompt."""
+    encoded = prompt.encoded
+    return logits_from(encoded.token_ids, [(q.span, q.option_spans) for q in encoded.questions])
 
 
 class FakeBackend:
