@@ -28,7 +28,7 @@ from clefq.data.sources import SOURCES
 from clefq.data.tokens import PromptCounter
 from clefq.data.variants import apply_variant
 from clefq.errors import DefinitionError
-from clefq.store.atomic import compact_json, sha256_bytes
+from clefq.store.atomic import compact_json, sha256_bytes, sole_writer
 from clefq.store.sets import (
     Decontamination,
     SetDraft,
@@ -99,13 +99,14 @@ def build_set(spec: BuildSpec, console: Console) -> BuildResult:
 
     Raises:
         DefinitionError: A source lacks its files, forbids this use, or limits need a tokenizer.
-        InputError: The output exists, or the disk is full.
+        InputError: The output exists, another process is making it, or the disk is full.
     """
     if spec.out.exists() and (not spec.out.is_dir() or any(spec.out.iterdir())):
         raise DefinitionError(
             f"{spec.out} exists already.", fix="remove it or choose another --out."
         )
-    return _Build(spec, console).run()
+    with sole_writer(spec.out):
+        return _Build(spec, console).run()
 
 
 @dataclass(slots=True)

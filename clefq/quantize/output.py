@@ -1,16 +1,13 @@
 """The folder being made: resumable after a kill, whole or absent to everyone else.
 
 It is filled under its partial name. A mark in it says what its bytes depend on; a later run of
-the same work keeps what is finished, a run of other work starts anew. The mark is locked while
-somebody writes.
+the same work keeps what is finished, a run of other work starts anew.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from clefq.errors import AuditError, CheckpointError, InputError
-from clefq.store.atomic import atomic_folder, partial_path, read_json, write_json
+from clefq.store.atomic import atomic_folder, partial_path, read_json, sole_writer, write_json
 
 MARK = ".fingerprint.json"
 
@@ -42,15 +39,12 @@ def output_folder(out: Path, fingerprint: Callable[[], dict[str, Any]]) -> Itera
     partial = partial_path(out)
     mark = _plain(fingerprint())
     try:
-        with contextlib.ExitStack() as stack:
-            if (partial / MARK).is_file():
-                stack.enter_context(_locked(partial / MARK, out))
-                if _read(partial) != mark:
-                    shutil.rmtree(partial)
-            folder = stack.enter_context(atomic_folder(out, keep_partial=True))
-            if not (folder / MARK).is_file():
+        with sole_writer(out), atomic_folder(out, keep_partial=True) as folder:
+            if _read(folder) != mark:
+                # other work, or what cannot be told from it
+                shutil.rmtree(folder)
+                folder.mkdir()
                 write_json(folder / MARK, mark)
-                stack.enter_context(_locked(folder / MARK, out))
             yield folder
             if _plain(fingerprint()) != mark:
                 shutil.rmtree(partial)
@@ -65,20 +59,6 @@ def bytes_there(out: Path) -> int:
     """Bytes that an interrupted run has left."""
     files = partial_path(out).rglob("*")
     return sum(path.stat().st_size for path in files if path.is_file())
-
-
-@contextmanager
-def _locked(path: Path, out: Path) -> Iterator[None]:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise InputError(
-            f"another clefq is writing {out}.", fix="wait for it, or choose another --out."
-        ) from error
-    finally:
-        os.close(descriptor)
 
 
 def _read(partial: Path) -> Any:

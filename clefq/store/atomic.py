@@ -8,6 +8,7 @@ the final name.
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -79,6 +80,48 @@ def atomic_folder(path: Path, *, keep_partial: bool = False) -> Iterator[Path]:
     finally:
         if not done and not keep_partial:
             shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def sole_writer(path: Path) -> Iterator[None]:
+    """Keeps every other process from making `path` while the block runs.
+
+    The lock is a file beside it, `.<name>.lock`. A process that is killed loses its lock.
+
+    Raises:
+        InputError: Another process is making it, or the place cannot be written to.
+    """
+    lock = path.parent / f".{path.name}.lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = _lock(lock)
+    except BlockingIOError as error:
+        raise InputError(
+            f"another clefq is writing {path}.", fix="wait for it, or choose another --out."
+        ) from error
+    except OSError as error:
+        raise disk_error(error, path) from error
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _lock(path: Path) -> int:
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # its last holder may have removed the file between the two calls
+            if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
 
 
 def disk_error(error: OSError, path: Path) -> InputError:
