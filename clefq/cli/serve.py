@@ -14,6 +14,7 @@ from clefq.cli.options import Json, Quiet, Run
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
     from rich.console import RenderableType
 
@@ -270,6 +271,19 @@ def _serve(wanted: _Wanted, console: Console) -> int:
     return asyncio.run(_run(wanted, plan, listener, console))
 
 
+def logger(console: Console) -> Callable[[str], None]:
+    """Prints what happens to stderr, a line each with its time; nothing with `--quiet`."""
+    from datetime import datetime
+
+    def log(line: str) -> None:
+        if not console.quiet:
+            now = datetime.now().astimezone().isoformat(timespec="seconds")
+            sys.stderr.write(f"{now} {line}\n")
+            sys.stderr.flush()
+
+    return log
+
+
 async def _run(wanted: _Wanted, plan: Plan, listener: socket.socket, console: Console) -> int:
     from clefq.serving.fleet.server import FrontServer, url_of
     from clefq.serving.http.app import create_app
@@ -277,17 +291,18 @@ async def _run(wanted: _Wanted, plan: Plan, listener: socket.socket, console: Co
     from clefq.serving.prompts import PromptMaker
 
     access_log_to()
-    fleet = plan.fleet(console.note)
+    log = logger(console)
+    fleet = plan.fleet(log)
     url = url_of(listener)
     count = wanted.engines.copies
-    console.note(
+    log(
         f"loading {wanted.engines.folder} into {count} engine{'s' * (count > 1)}"
         f" ({'; '.join(plan.places)})"
     )
     prompts = PromptMaker(wanted.engines.folder, wanted.engines.settings.max_images)
     # what keeps the engines from starting is raised by `FrontServer.run` as well
     app = create_app(fleet, prompts, wanted.server, on_failure=lambda error: None)
-    server = FrontServer(app, fleet, lambda: _announce(wanted, fleet, url, console), console.note)
+    server = FrontServer(app, fleet, lambda: _announce(wanted, fleet, url, console), log)
     return await server.run(listener)
 
 

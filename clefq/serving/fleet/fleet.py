@@ -274,8 +274,6 @@ class Fleet:
             if slot.ready is not None:
                 error: ClefqError = await slot.process.listen()
                 slot.ready = None
-                for line in slot.process.last_lines():
-                    self._log(f"engine {slot.number}: | {line}")
                 self._give_back(slot, error)
             failures = 1 if time.monotonic() - started > _HEALTHY_SECONDS else failures + 1
             await slot.process.close(0)
@@ -289,6 +287,8 @@ class Fleet:
                 self._dispatch()
             except EngineFailed as failed:
                 error = failed
+                for line in slot.process.unseen_lines():
+                    self._log(f"engine {slot.number}: {line}")
 
     def _dispatch(self) -> None:
         """Sends what has room somewhere, in order of arrival."""

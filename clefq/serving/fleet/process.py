@@ -238,9 +238,9 @@ class EngineProcess:
         cause = self._cause or root_cause(self._lines) or _how_it_ended(code)
         return EngineFailed(f"engine {self._number}: {cause}")
 
-    def last_lines(self) -> list[str]:
-        """What the engine printed last."""
-        return [line for line in self._lines if line][-_SHOWN_LINES:]
+    def unseen_lines(self) -> list[str]:
+        """What an engine that did not come up printed last, unless it was shown at once."""
+        return [] if self._show else [line for line in self._lines if line][-_SHOWN_LINES:]
 
     def _signal_group(self, signum: int) -> None:
         if self._process is not None:

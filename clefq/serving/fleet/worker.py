@@ -72,9 +72,10 @@ class Worker:
         for task in (health, requests):
             task.cancel()
         if health in done:
-            self._channel.send(Failed("its vLLM core died"))
+            self._channel.send(Failed("its vLLM core died."))
             return 1
-        await asyncio.to_thread(self._engine.shutdown)
+        # nothing is in flight any more; the core would take five seconds to come to an end
+        await asyncio.to_thread(self._engine.shutdown, 1.0)
         return 0
 
     async def _listen(self) -> None:
