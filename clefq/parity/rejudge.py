@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from clefq.errors import InputError
-from clefq.parity.compare import gate_banners, judge_candidate
+from clefq.parity.compare import CandidateReport, gate_banners, judge_candidate
 from clefq.parity.gate_files import LoadedGates
 from clefq.parity.gate_parsing import parse_gates
 from clefq.parity.gates import OVERALL, FigureQuery, judge_gates, limit_of
@@ -93,7 +93,7 @@ def rejudge(path: Path) -> Rejudged:
     document = read_parity(path)
     stored = str(document["verdict"]["word"])
     loaded = _embedded_gates(document["gate_file"], path)
-    superseded = _superseded(document, loaded, path)
+    _superseded(document, loaded, path)
     files, changed = _predictions_of(document, path)
     if files is None:
         prereg = _preregistration(document, loaded, _meta(document["candidate"]), path)
@@ -101,22 +101,38 @@ def rejudge(path: Path) -> Rejudged:
         if changed:
             now["verdict"] = _void(now, *_STALE)
         return Rejudged(path, _checked(document, now), stored, FROM_BOUNDS)
+    report = judge_again(document, path, files)
+    now = parity_document(report, provenance(FROM_PREDICTIONS))
+    return Rejudged(path, _checked(document, now), stored, FROM_PREDICTIONS)
+
+
+def judge_again(document: Mapping[str, Any], path: Path, files: Sequence[Path]) -> CandidateReport:
+    """Computes every figure of a stored report anew, by the gates that it embeds.
+
+    Args:
+        document: The `parity.json` value.
+        path: Where it lies, for messages.
+        files: The predictions behind it: baseline, candidate, replicates.
+
+    Raises:
+        InputError: A file is unusable, or the document contradicts itself.
+    """
+    loaded = _embedded_gates(document["gate_file"], path)
+    superseded = _superseded(document, loaded, path)
     baseline, candidate, *replicates = (read_predictions(file) for file in files)
     prereg = _preregistration(document, loaded, candidate.meta, path)
     spec = judge_spec(loaded, _evidence(document), superseded)
     spec = replace(spec, expected=document["coverage"]["expected"])
     report = judge_candidate(baseline, candidate, spec, replicates)
-    report = replace(
+    return replace(
         report,
         preregistration=prereg,
         files={
             "baseline": document["baseline"]["predictions"],
             "candidate": document["candidate"]["predictions"],
-            "replicates": [side["predictions"] for side in _replicates(document)],
+            "replicates": [side["predictions"] for side in replicates_of(document)],
         },
     )
-    now = parity_document(report, provenance(FROM_PREDICTIONS))
-    return Rejudged(path, _checked(document, now), stored, FROM_PREDICTIONS)
 
 
 def _checked(document: Mapping[str, Any], now: dict[str, Any]) -> dict[str, Any]:
@@ -176,17 +192,18 @@ def _preregistration(
 def _predictions_of(document: Mapping[str, Any], path: Path) -> tuple[list[Path] | None, bool]:
     """Baseline, candidate and replicates if all are here unchanged; whether one was changed."""
     files, changed = [], False
-    for side in (document["baseline"], document["candidate"], *_replicates(document)):
+    for side in (document["baseline"], document["candidate"], *replicates_of(document)):
         stored = side["predictions"]
         file = None if stored is None else path.parent / stored["path"]
         if file is not None and file.is_file():
             files.append(file)
             changed |= sha256_file(file) != stored["sha256"]
-    complete = len(files) == 2 + len(_replicates(document))
+    complete = len(files) == 2 + len(replicates_of(document))
     return (files if complete and not changed else None), changed
 
 
-def _replicates(document: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+def replicates_of(document: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """The sides of the noise floor's replicates, as the document has them."""
     floor = document["noise_floor"]
     found: Sequence[Mapping[str, Any]] = [] if floor is None else floor["replicates"]
     return found
