@@ -82,8 +82,14 @@ class Service:
         self._tokens = tuple(_digest(token) for token in settings.bearer_tokens)
 
     async def warm(self) -> None:
-        """Loads what the first request would otherwise wait for."""
-        await self._run(_warm)
+        """Loads what the first request would otherwise wait for.
+
+        Raises:
+            CheckpointError: Images may be sent, and the folder has no processor settings.
+        """
+        await self._run(_warm_softmax)
+        if self.settings.limits.max_images and self._prompts.max_images:
+            await self._run(self._prompts.image_tokens)
 
     def close(self) -> None:
         """Ends the threads."""
@@ -246,7 +252,7 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
 
-def _warm() -> None:
+def _warm_softmax() -> None:
     import numpy as np
 
     from clefq.clef.records import Question

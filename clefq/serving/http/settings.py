@@ -12,6 +12,8 @@ Dialect = Literal["release", "typesafe"]
 DIALECTS: tuple[Dialect, ...] = ("release", "typesafe")
 
 MIB = 1 << 20
+# Seconds; nobody means less.
+_SHORTEST = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ def _check_positive(settings: Limits | ServerSettings, what: str, least: dict[st
         value = getattr(settings, item.name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
-        lowest = least.get(item.name, 1)
+        lowest = least.get(item.name, 1 if isinstance(value, int) else _SHORTEST)
         # written so that NaN is refused too
         if not value >= lowest:
             faults.append(f"{item.name} is {value}, expected at least {lowest}")

@@ -49,7 +49,7 @@ class Asker:
 
     def __call__(
         self, body: Any = BODY, path: str = ASK, method: str = "POST",
-        headers: dict[str, str] | None = None,
+        headers: Any = None,
     ) -> httpx.Response:  # fmt: skip
         """Sends one request; bytes as they are, anything else as JSON."""
 
@@ -62,7 +62,7 @@ class Asker:
 
         return asyncio.run(send())
 
-    def get(self, path: str, headers: dict[str, str] | None = None) -> httpx.Response:
+    def get(self, path: str, headers: Any = None) -> httpx.Response:
         """Sends a GET."""
 
         async def send() -> httpx.Response:
