@@ -13,6 +13,7 @@ from clefq.cli.options import Json, Quiet, Run
 if TYPE_CHECKING:
     from clefq.bench.load import Load
     from clefq.bench.source import RecordSource
+    from clefq.engines.base import EngineName
 
 group = typer.Typer(
     no_args_is_help=True, help="Measure throughput and latency, here or of a server."
@@ -175,3 +176,95 @@ def _loads(clients: str | None, rate: str | None) -> tuple[Load, ...]:
     if not loads or not all(size is not None and 0 < size < float("inf") for size in sizes):
         raise InputError("--clients and --rate must be positive.", fix="--clients 1,8,64")
     return tuple(loads)
+
+
+@group.command("offline")
+def offline(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL…", help="Checkpoint folders, variants or hub ids; the first is 1.00×."
+        ),
+    ],
+    engine: Annotated[
+        str,
+        typer.Option("--engine", metavar="E,…", help="transformers, vllm, or both with a comma."),
+    ] = "transformers",
+    records: Records = None,
+    lengths: Lengths = "500,1000",
+    count: Count = None,
+    runs: Annotated[
+        int, typer.Option("--runs", min=1, metavar="N", help="Timed passes; the median counts.")
+    ] = 3,
+    alone: Annotated[
+        int,
+        typer.Option("--alone", min=0, metavar="N", help="Records run one by one, for latency."),
+    ] = 40,
+    again: Annotated[
+        bool, typer.Option("--again", help="Measure the first row again at the end, for drift.")
+    ] = False,
+    max_length: Annotated[
+        int, typer.Option("--max-length", metavar="N", help="Most tokens of a prompt.")
+    ] = 16_384,
+    batch_tokens: Annotated[
+        int | None,
+        typer.Option("--batch-tokens", metavar="N", help="Most tokens of one batch or step."),
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "auto",
+    threads: Annotated[
+        int | None, typer.Option("--threads", metavar="N", help="CPU threads.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            "--tokenizer",
+            metavar="MODEL",
+            help="Whose tokenizer counts synthetic records. Default: the first MODEL's.",
+        ),
+    ] = None,
+    out: Out = None,
+    run: Run = None,
+    json_output: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare checkpoints and engines on this machine, in one table.
+
+    Each row is measured in a process of its own: records and tokens a second
+    (median pass, encoding and answers included), latency of one record at a
+    time, start-up, memory, bytes on disk, and what arithmetic was executed.
+    """
+    from clefq.bench.offline import OfflineJob, bench_offline
+    from clefq.cli.bench_tables import offline_text
+    from clefq.cli.comparison import find_run
+    from clefq.console import Console
+    from clefq.engines.base import EngineSpec
+    from clefq.engines.models import find_model
+    from clefq.store.atomic import write_json
+
+    here = find_run(run)
+    found = tuple(find_model(name, here) for name in models)
+    chosen = _Records(records, lengths, count, tokenizer or str(found[0].folder))
+    job = OfflineJob(
+        models=found,
+        engines=_engines(engine),
+        spec=EngineSpec(max_length, False, batch_tokens, device, "auto", threads),
+        source=_source(chosen, run),
+        runs=runs,
+        alone=alone,
+        again=again,
+    )
+    console = Console(json_output=json_output, quiet=quiet)
+    report = bench_offline(job, console)
+    if out is not None:
+        write_json(out, report.to_json())
+    console.result(report.to_json(), offline_text(report))
+
+
+def _engines(text: str) -> tuple[EngineName, ...]:
+    from clefq.engines.select import parse_engine
+    from clefq.errors import InputError
+
+    engines = tuple(dict.fromkeys(parse_engine(part.strip()) for part in text.split(",")))
+    if "http" in engines:
+        raise InputError("a server is not measured offline.", fix="use `clefq bench server URL`.")
+    return engines

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from clefq.bench.load_report import LoadRow
+    from clefq.bench.measuring import Measured
+    from clefq.bench.offline import OfflineReport
     from clefq.bench.server import ServerReport
 
 
@@ -91,6 +93,61 @@ def _server_timing(rows: Sequence[LoadRow]) -> list[RenderableType]:
         values = [row.server_timing.get(name) for name in names]
         table.add_row(row.load, *("–" if value is None else _ms(value) for value in values))
     return [Text(), table]
+
+
+def offline_text(report: OfflineReport) -> RenderableType:
+    """The comparison table of checkpoints and engines."""
+    first = report.rows[0]
+    parts: list[RenderableType] = []
+    for index, speed in enumerate(first.speeds):
+        what = speed.records + (" tokens" if speed.records.isdecimal() else "")
+        parts += [Text() if parts else Text(first.device, "bold"), _speeds(report, index, what)]
+    parts += [Text(), _costs(report.rows)]
+    passes = "1 pass" if report.runs == 1 else f"median of {report.runs} passes"
+    parts.append(Text(f"{passes}; {_versions(report.rows)}", "dim"))
+    parts += [Text(f"note: {line}", "yellow") for line in report.warnings]
+    return Group(*parts)
+
+
+def _speeds(report: OfflineReport, index: int, what: str) -> Table:
+    table = _table(f"{what}", "ran as", "records/s", "tokens/s", "ratio", "alone p50", "p95")
+    cells = [cell for cell in report.cells if cell.records == report.rows[0].speeds[index].records]
+    for row, cell in zip(report.rows, cells, strict=True):
+        alone = row.speeds[index].latency
+        times = ("–", "–") if alone is None else (_ms(alone.median), _ms(alone.p95))
+        table.add_row(
+            row.name,
+            _ran_as(row),
+            _rate(cell.records_per_second),
+            f"{cell.tokens_per_second:,.0f}",
+            f"{cell.ratio:.2f}×",
+            f"{times[0]} ms",
+            f"{times[1]} ms",
+        )
+    return table
+
+
+def _costs(rows: Sequence[Measured]) -> Table:
+    table = _table("", "start-up", "peak memory", "weights loaded", "on disk")
+    for row in rows:
+        peak = row.peak_bytes if row.device_peak_bytes is None else row.device_peak_bytes
+        weights = "–" if row.weight_bytes is None else _bytes(row.weight_bytes)
+        table.add_row(
+            row.name, f"{row.start_seconds:.1f} s", _bytes(peak), weights, _bytes(row.disk_bytes)
+        )
+    return table
+
+
+def _ran_as(row: Measured) -> str:
+    return row.arithmetic if row.kernels == "real" else f"{row.arithmetic} sim."
+
+
+def _versions(rows: Sequence[Measured]) -> str:
+    return ", ".join(dict.fromkeys(f"{row.engine} {row.engine_version}" for row in rows))
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
 def _table(first: str, *rest: str) -> Table:

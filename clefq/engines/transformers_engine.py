@@ -134,6 +134,11 @@ class TransformersEngine:
             raise ClefqError("this engine is closed.")
         return self._backbone
 
+    @property
+    def head(self) -> JointHead:
+        """The joint head."""
+        return self._head
+
     def encode(
         self, records: Sequence[Record], media_root: Path | None
     ) -> tuple[list[Prompt], list[RecordResult]]:

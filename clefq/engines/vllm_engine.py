@@ -94,6 +94,11 @@ class VllmEngine:
         for start in range(0, len(jobs), self._window):
             yield self._run(jobs[start : start + self._window], media_root)
 
+    @property
+    def clef(self) -> Clef:
+        """The running model."""
+        return self._clef
+
     def close(self) -> None:
         """Frees the model and its processes."""
         self._clef.close()
