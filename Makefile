@@ -61,7 +61,13 @@ demo: setup
 	$(BIN)/clefq demo --out demo-run
 
 wheel: setup
-	$(BIN)/pip wheel -q --no-deps -w dist .
+	rm -rf dist
+	$(BIN)/pip wheel -qq --no-deps -w dist .
+
+# the wheel in an environment without torch
+test-wheel: wheel
+	$(BIN)/python tools/test_wheel.py dist/clefq-*.whl .venv-wheel $(PIP_ARGS) \
+		-c constraints/quantize.txt
 
 clean:
-	rm -rf $(VENV) $(SERVE_VENV) dist build demo-run gate-run site
+	rm -rf $(VENV) $(SERVE_VENV) .venv-wheel dist build demo-run gate-run site
