@@ -127,7 +127,8 @@ class Measured:
         peak_bytes: Highest resident memory of the process.
         device_peak_bytes: Highest memory that torch held on the GPU, what vLLM reserves included;
             None on a CPU.
-        weight_bytes: Weights in memory as the engine's kernels read them; None for simulations.
+        weight_bytes: Weights in memory as the kernels read them; None where that is not known
+            (simulations, vLLM on a CPU).
         speeds: One per group of records.
         warnings: Of the engine, and what else the reader must know.
     """
@@ -263,6 +264,8 @@ def _weight_bytes(engine: Any) -> int | None:
     if engine.info.kernels != "real":
         return None  # a simulation holds its weights in another form than kernels do
     if engine.info.engine == "vllm":
+        if engine.clef.runtime.on_cpu:
+            return None  # its CPU build keeps packed weights where no parameter shows them
         return int(sum(engine.clef.runtime.apply_model(module_bytes)))
     return module_bytes(engine.backbone.model) + module_bytes(engine.head)
 
