@@ -81,13 +81,13 @@ def _lay_out(run: RunFolder, console: Console) -> None:
 
 def _copy(source: Path, target: Path) -> None:
     from clefq.errors import InputError
-    from clefq.store.atomic import atomic_folder
+    from clefq.store.atomic import atomic_folder, sole_writer
 
     if target.is_dir():
         return
     if not source.is_dir():
         raise InputError(f"this installation lacks {source.name}.", fix="reinstall clefq.")
-    with atomic_folder(target) as partial:
+    with sole_writer(target), atomic_folder(target) as partial:
         shutil.copytree(source, partial, dirs_exist_ok=True)
 
 

@@ -72,6 +72,7 @@ class QuestionValues:
         gained_surely: Both answered and the candidate alone is right in every order, bool [n].
             Where the baseline failed, nobody knows what it would have said.
         lost_possibly: The baseline alone is right in some order, bool [n].
+        right_possibly: The baseline is right in some order, bool [n].
         kl: KL(baseline‖candidate), nats, float64 [n]; inf where p > 0 and q = 0; NaN if not valid.
         tv: Total variation, float64 [n]; NaN if not valid.
         js: Jensen–Shannon divergence, nats, float64 [n]; NaN if not valid.
@@ -85,6 +86,7 @@ class QuestionValues:
     agree_surely: BoolArray
     gained_surely: BoolArray
     lost_possibly: BoolArray
+    right_possibly: BoolArray
     kl: FloatArray
     tv: FloatArray
     js: FloatArray
@@ -111,6 +113,7 @@ def question_values(pairs: PairedSet) -> QuestionValues:
         agree_surely=valid & ~only_first & ~only_second,
         gained_surely=valid & second_must & ~first_may,
         lost_possibly=first_may & (~second_may | only_second),
+        right_possibly=first_may,
         kl=kl,
         tv=tv,
         js=js,

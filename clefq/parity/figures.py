@@ -170,6 +170,37 @@ def indices(mask: BoolArray | None, domain: BoolArray) -> IntArray:
     return np.flatnonzero(domain if mask is None else domain & mask)
 
 
+def scope_indices(mask: BoolArray | None, measure: Measure, gold: GoldPlaces) -> IntArray:
+    """Where a measure has values in a scope (None: all), ascending.
+
+    Args:
+        mask: Questions of the scope, bool [n].
+        measure: The measure.
+        gold: Which questions have gold, and their records.
+    """
+    if mask is not None and measure.whole_records:
+        outside = gold.record_index[gold.has_gold & ~mask]
+        cut = np.zeros(gold.n_records, dtype=np.bool_)
+        cut[outside] = True
+        mask = np.asarray(~cut[gold.record_index], dtype=np.bool_)
+    return indices(mask, measure.domain)
+
+
+@dataclass(frozen=True, slots=True)
+class GoldPlaces:
+    """Where gold lies.
+
+    Attributes:
+        has_gold: bool [n].
+        record_index: Record of each question, int64 [n].
+        n_records: Number of records.
+    """
+
+    has_gold: BoolArray
+    record_index: IntArray
+    n_records: int
+
+
 def _closed_form(
     kind: str, value: Ratio, values: FloatArray, records: IntArray, confidence: float
 ) -> tuple[str, Interval]:

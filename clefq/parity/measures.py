@@ -37,6 +37,8 @@ class Measure:
         rare: Values are zero but for rare events, so that a sample without one says little: its
             bounds are then those of a share without an event, times the limits. Needs finite
             limits.
+        whole_records: The values are about records: each lies at one question of its record, and
+            a scope holds the records whose questions with gold all lie in it.
     """
 
     name: str
@@ -47,13 +49,19 @@ class Measure:
     pessimistic: FloatArray | None = None
     limits: tuple[float, float] = (-np.inf, np.inf)
     rare: bool = False
+    whole_records: bool = False
 
 
 def measures(
     pairs: PairedSet, values: QuestionValues, thresholds: tuple[float, ...]
 ) -> dict[str, Measure]:
     """Every ratio metric of a paired set, by name."""
-    found = (*_answers(values), *_distances(pairs, values), *_flips(pairs, values, thresholds))
+    found = (
+        *_answers(values),
+        *_records(pairs, values),
+        *_distances(pairs, values),
+        *_flips(pairs, values, thresholds),
+    )
     return {measure.name: measure for measure in found}
 
 
@@ -93,6 +101,44 @@ def _answers(values: QuestionValues) -> Iterator[Measure]:
     right_surely = np.where(values.candidate.tied, 0.0, after)
     yield Measure("accuracy_candidate", SHARE, after, gold, "share", right_surely, (0, 1))
     yield Measure("accuracy_delta", PAIRED, after - before, gold, "difference", worst, (-1, 1))
+
+
+def _records(pairs: PairedSet, values: QuestionValues) -> Iterator[Measure]:
+    """Whether all questions of a record are right: a record without gold has no such value."""
+    gold = values.has_gold
+    starts = pairs.record_start[:-1]
+
+    def every(right: BoolArray) -> BoolArray:
+        return np.logical_and.reduceat(right | ~gold, starts)
+
+    def some(event: BoolArray) -> BoolArray:
+        return np.logical_or.reduceat(event & gold, starts)
+
+    place = np.flatnonzero(gold)
+    place = place[np.diff(pairs.record_index[place], prepend=-1) != 0]
+    domain = np.zeros(len(gold), dtype=np.bool_)
+    domain[place] = True
+
+    def measure(name: str, kind: str, value: FloatArray, worst: FloatArray | None) -> Measure:
+        at = pairs.record_index
+        pessimistic = None if worst is None else worst[at]
+        unit, low = ("difference", -1) if kind == PAIRED else ("share", 0)
+        return Measure(
+            name, kind, value[at], domain, unit, pessimistic, (low, 1), whole_records=True
+        )
+
+    surely = values.candidate.correct & ~values.candidate.tied
+    before = every(values.baseline.correct).astype(np.float64)
+    after = every(values.candidate.correct).astype(np.float64)
+    after_surely = every(surely).astype(np.float64)
+    yield measure("record_exact_baseline", SHARE, before, None)
+    yield measure("record_exact_candidate", SHARE, after, after_surely)
+    # in the worst order of the options: the baseline all right wherever it may be, the candidate
+    # never where it may not; questions are ordered independently of each other
+    lost = every(values.right_possibly) & some(values.lost_possibly)
+    gained = every(surely) & some(values.gained_surely)
+    worst = gained.astype(np.float64) - lost.astype(np.float64)
+    yield measure("record_exact_delta", PAIRED, after - before, worst)
 
 
 def _distances(pairs: PairedSet, values: QuestionValues) -> Iterator[Measure]:

@@ -27,7 +27,7 @@ from clefq.parity.report_format import (
     limit_text,
     short_hash,
 )
-from clefq.parity.report_markdown import SHOWN
+from clefq.parity.report_markdown import shown_metrics
 from clefq.parity.report_plots import Plot
 from clefq.parity.svg import Interval, interval_bar
 from clefq.parity.verdict import ORDER
@@ -153,9 +153,8 @@ def _old_gates(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _metric_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     metrics = document["metrics"]
-    names = [name for name in SHOWN if name in metrics]
-    names += [name for name in metrics if "@" in name]
-    return [_metric_row(name, metrics[name], document["noise_floor"]) for name in names]
+    floor = document["noise_floor"]
+    return [_metric_row(name, metrics[name], floor) for name in shown_metrics(metrics)]
 
 
 def _metric_row(

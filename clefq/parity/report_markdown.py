@@ -16,6 +16,9 @@ SHOWN = (
     "accuracy_baseline",
     "accuracy_candidate",
     "accuracy_delta",
+    "record_exact_baseline",
+    "record_exact_candidate",
+    "record_exact_delta",
     "agreement",
     "confident_agreement",
     "tv",
@@ -89,15 +92,27 @@ def _gates(document: Mapping[str, Any]) -> Iterator[str]:
     yield ""
 
 
+def shown_metrics(metrics: Mapping[str, Any]) -> list[str]:
+    """The metrics that a page's table lists, in its order.
+
+    Exact records stand there only where a record has several questions with gold: elsewhere they
+    are the accuracy once more.
+    """
+    names = [name for name in SHOWN if name in metrics]
+    names += [name for name in metrics if "@" in name]
+    exact, asked = metrics.get("record_exact_delta"), metrics.get("accuracy_delta")
+    if exact is None or asked is None or exact["n_questions"] == asked["n_questions"]:
+        names = [name for name in names if not name.startswith("record_exact_")]
+    return names
+
+
 def _metrics(document: Mapping[str, Any]) -> Iterator[str]:
     metrics = document["metrics"]
     if not metrics:
         return
     yield "| metric | figure | interval | bootstrap | questions |"
     yield "|---|---:|---|---|---:|"
-    names = [name for name in SHOWN if name in metrics]
-    names += [name for name in metrics if "@" in name]
-    for name in names:
+    for name in shown_metrics(metrics):
         metric, card = metrics[name], find_card(name)
         unit = card.unit if card else ""
         signed = card is not None and card.kind == "difference"

@@ -14,12 +14,13 @@ from clefq.parity.curves import curve_figures, macro_f1_figure
 from clefq.parity.divergences import QuestionValues, question_values
 from clefq.parity.figures import (
     NONE,
+    GoldPlaces,
     Pending,
     Sampling,
-    indices,
     pending_figure,
     resolve,
     resolve_at,
+    scope_indices,
 )
 from clefq.parity.measures import Measure, find_measure, measures
 from clefq.parity.metric import Metric
@@ -132,7 +133,7 @@ class PairStatistics:
         measure = self._measure(name)
         if measure.pessimistic is not None:
             measure = replace(measure, value=measure.pessimistic)
-        idx = indices(mask, measure.domain)
+        idx = scope_indices(mask, measure, gold_places(self.pairs))
         item = pending_figure(measure, idx, self.pairs.record_index, confidence)
         if item.metric.method != NONE:
             return item.metric  # in closed form
@@ -190,12 +191,18 @@ def compare(pairs: PairedSet, spec: StatisticsSpec | None = None) -> PairStatist
 def _ratios(
     pairs: PairedSet, found: Mapping[str, Measure], mask: BoolArray | None, spec: StatisticsSpec
 ) -> dict[str, Pending]:
+    gold = gold_places(pairs)
     return {
         name: pending_figure(
-            measure, indices(mask, measure.domain), pairs.record_index, spec.confidence
+            measure, scope_indices(mask, measure, gold), pairs.record_index, spec.confidence
         )
         for name, measure in found.items()
     }
+
+
+def gold_places(pairs: PairedSet) -> GoldPlaces:
+    """Where the gold of a paired set lies."""
+    return GoldPlaces(pairs.gold >= 0, pairs.record_index, pairs.n_records)
 
 
 def sampling_of(pairs: PairedSet, spec: StatisticsSpec) -> Sampling:

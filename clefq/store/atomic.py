@@ -7,6 +7,7 @@ the final name.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -92,6 +93,7 @@ def sole_writer(path: Path) -> Iterator[None]:
         InputError: Another process is making it, or the place cannot be written to.
     """
     lock = path.parent / f".{path.name}.lock"
+    missing = [folder for folder in path.parents if not folder.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = _lock(lock)
@@ -106,6 +108,9 @@ def sole_writer(path: Path) -> Iterator[None]:
     finally:
         lock.unlink(missing_ok=True)
         os.close(descriptor)
+        with contextlib.suppress(OSError):  # what stays empty was made for the lock alone
+            for folder in missing:
+                folder.rmdir()
 
 
 def _lock(path: Path) -> int:

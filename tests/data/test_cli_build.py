@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from clefq.store.atomic import sole_writer
 from clefq.store.sets import open_set
 from tests.data.conftest import FIXTURES
 
@@ -137,3 +139,46 @@ def test_interrupted_build_resumes(tmp_path: Path) -> None:
     assert "game_agent eval: 20 records read earlier" in done.stderr
     assert open_set(tmp_path / "sets/big").manifest.records == 70
     assert [path.name for path in (tmp_path / "sets").iterdir()] == ["big"]
+
+
+@pytest.mark.slow
+def test_a_build_that_is_killed_makes_the_same_bytes(tmp_path: Path) -> None:
+    """SIGKILL at random moments; the same command then makes what an undisturbed one makes."""
+    args = ["eval", "six-tasks", "--data-dir", str(FIXTURES), "--quiet", "--out"]
+    clefq(*args, "whole", cwd=tmp_path)
+    rng = random.Random(int.from_bytes(os.urandom(4), "big"))
+    delays = [rng.uniform(0.1, 1.5) for _ in range(2)]
+    command = [sys.executable, "-m", "clefq.cli.main", "build", *args, "killed"]
+    for delay in delays:
+        running = subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env=ENVIRONMENT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        time.sleep(delay)
+        running.kill()
+        running.wait()
+        if running.returncode != 0:
+            assert not (tmp_path / "killed").exists(), delays
+    if not (tmp_path / "killed").exists():
+        clefq(*args, "killed", cwd=tmp_path)
+    made = {
+        name: {
+            path.relative_to(tmp_path / name): path.read_bytes()
+            for path in (tmp_path / name).rglob("*")
+            if path.is_file()
+        }
+        for name in ("whole", "killed")
+    }
+    assert made["whole"] == made["killed"], delays
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["killed", "whole"]
+
+
+def test_two_builds_do_not_write_one_folder(tmp_path: Path) -> None:
+    args = ("eval", "boolq", "--data-dir", FIXTURES, "--tokenizer", "none", "--out", "out")
+    with sole_writer(tmp_path / "out"):
+        done = clefq(*args, cwd=tmp_path, code=2)
+    assert done.stderr.startswith("clefq: another clefq is writing out.\n  fix: wait for it")
+    clefq(*args, cwd=tmp_path)

@@ -65,7 +65,7 @@ def test_identical_predictions_give_exact_zeros(seed):
                 continue
             if name in ("coverage", "agreement", "confident_agreement"):
                 assert metric.estimate == 1.0
-            elif not name.startswith("accuracy_b") and not name.startswith("accuracy_c"):
+            elif not name.endswith(("_baseline", "_candidate")):
                 assert metric.estimate == 0.0, name
     assert got.metrics["kl"].upper == 0.0
     delta = got.metrics["accuracy_delta"]

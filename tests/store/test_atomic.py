@@ -2,6 +2,9 @@
 
 import errno
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ from clefq.store.atomic import (
     read_json,
     sha256_bytes,
     sha256_file,
+    sole_writer,
     write_json,
 )
 
@@ -120,3 +124,63 @@ def test_what_is_no_json_is_refused_with_its_path(tmp_path, data):
     path.write_bytes(data)
     with pytest.raises(InputError, match=r"config\.json is not valid JSON"):
         read_json(path)
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from clefq.store.atomic import sole_writer
+with sole_writer(Path(sys.argv[1])):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+def hold(path: Path) -> subprocess.Popen[str]:
+    """A process that is writing `path`."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "locked\n"
+    return process
+
+
+def test_one_writer_at_a_time_and_a_killed_one_loses_its_lock(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "out"
+    process = hold(out)
+    with pytest.raises(InputError, match="another clefq is writing") as caught, sole_writer(out):
+        pytest.fail("two writers")
+    assert caught.value.fix == "wait for it, or choose another --out."
+    process.kill()
+    process.communicate()
+    assert (tmp_path / "deep" / ".out.lock").exists()
+    with sole_writer(out), pytest.raises(InputError), sole_writer(out):
+        pytest.fail("two writers")
+    assert list(tmp_path.iterdir()) == [tmp_path / "deep"]
+    assert list((tmp_path / "deep").iterdir()) == []
+
+
+def test_a_lock_leaves_no_folders_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no"), sole_writer(tmp_path / "a" / "b" / "out"):
+        raise ValueError("no")
+    assert list(tmp_path.iterdir()) == []
+    with sole_writer(tmp_path / "a" / "out"):
+        (tmp_path / "a" / "out").write_text("")
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS])
+def test_an_unwritable_place_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(InputError) as caught, sole_writer(tmp_path / "out"):
+        pytest.fail("no lock")
+    assert str(caught.value) == f"cannot write {tmp_path / 'out'}. Fix: choose a writable --out."

@@ -4,7 +4,7 @@ Reads the leaderboard's v4 files `BFCL_v4_<category>.json` (JSON Lines) and the 
 `possible_answer/`. The conversation is the state. `relevant` asks whether any function fits,
 `function` asks which one (with `no_function`), and where a case has a single function, one
 question per argument that has a closed set of values asks for the value. A case is right when
-all of its questions are: report case-exact accuracy over its records.
+all of its questions are: `record_exact_delta` judges cases.
 """
 
 from __future__ import annotations
