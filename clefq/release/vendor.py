@@ -1,0 +1,184 @@
+"""The pip-installable `vllm_plugin/` of a published checkpoint, made from clefq's own sources.
+
+What the server needs of clefq (its imports, followed to the end) is copied under the name
+`clef_systemone`; imports and module names in strings are rewritten. So a checkpoint stays
+servable with the code it was tested with, whatever becomes of clefq, and both can be installed
+side by side.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import clefq
+from clefq.errors import InputError
+from clefq.store.atomic import write_text
+
+PACKAGE = "clef_systemone"
+ROOTS = (
+    "clefq.release.systemone",
+    "clefq.serving",
+    # reached by name only: vLLM's entry point, its model registry, and the engines' processes
+    "clefq.serving.plugin",
+    "clefq.serving.model",
+    "clefq.serving.fleet.worker",
+    "clefq.serving.fleet.inspection",
+    "clefq.serving.offline",
+)
+# Modules that are generated anew or come under another name.
+RENAMED = {"clefq.release.systemone": "clefq.main"}
+GENERATED = {"clefq", "clefq.release"}
+# What serving never needs; a test fails when one of them creeps in.
+FORBIDDEN = ("pandas", "pyarrow", "scipy", "llmcompressor", "compressed_tensors", "typer", "rich")
+_STATEMENT = re.compile(r"^(?P<space>\s*)(?P<word>from|import) clefq\b", re.MULTILINE)
+_MODULE_NAME = re.compile(r"(?P<quote>['\"])clefq\.(?P<part>serving|clef|store|errors|release)\b")
+_SOURCE = Path(clefq.__file__).parent
+
+
+def module_file(module: str) -> Path | None:
+    """The source file of a module or package of clefq, or None where there is none."""
+    path = _SOURCE.joinpath(*module.split(".")[1:])
+    for candidate in (path.with_suffix(".py"), path / "__init__.py"):
+        if candidate.is_file() and (module != "clefq" or candidate.name == "__init__.py"):
+            return candidate
+    return None
+
+
+def imports_of(text: str) -> Iterator[str]:
+    """Modules of clefq that a source imports, anywhere in it."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (a.name for a in node.names if a.name.split(".")[0] == "clefq")
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            if node.module.split(".")[0] != "clefq":
+                continue
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if module_file(inner) is not None else node.module
+
+
+def closure() -> list[str]:
+    """Every module that the server needs, packages included, sorted.
+
+    Raises:
+        InputError: A source is missing: a broken installation.
+    """
+    found: set[str] = set()
+    waiting = [*ROOTS]
+    while waiting:
+        module = waiting.pop()
+        if module in found:
+            continue
+        path = module_file(module)
+        if path is None:
+            raise InputError(f"this installation lacks {module}.", fix="reinstall clefq.")
+        found.add(module)
+        if module not in GENERATED:
+            waiting += imports_of(path.read_text(encoding="utf-8"))
+        parts = module.split(".")
+        waiting += [".".join(parts[:n]) for n in range(1, len(parts))]
+    return sorted(found - GENERATED)
+
+
+def rewrite(text: str) -> str:
+    """A source with every reference to clefq's modules turned to the package's."""
+
+    def statement(match: re.Match[str]) -> str:
+        alone = match["word"] == "import" and text[match.end() : match.end() + 1] in ("\n", "")
+        name = f"{PACKAGE} as clefq" if alone else PACKAGE
+        return f"{match['space']}{match['word']} {name}"
+
+    changed = _STATEMENT.sub(statement, text)
+    return _MODULE_NAME.sub(rf"\g<quote>{PACKAGE}.\g<part>", changed)
+
+
+def write_plugin(target: Path) -> list[str]:
+    """Fills an empty folder with the plugin.
+
+    Args:
+        target: The folder, `vllm_plugin` of the published one.
+
+    Returns:
+        Its files, as relative paths, sorted.
+    """
+    for module in closure():
+        path = module_file(module)
+        assert path is not None  # closure() has checked
+        named = RENAMED.get(module, module).split(".")[1:]
+        folder = target.joinpath(PACKAGE, *named)
+        goal = folder / "__init__.py" if path.name == "__init__.py" else folder.with_suffix(".py")
+        write_text(goal, rewrite(path.read_text(encoding="utf-8")))
+    write_text(target / PACKAGE / "__init__.py", _INIT.format(version=clefq.__version__))
+    write_text(target / "pyproject.toml", _PYPROJECT.format(version=clefq.__version__))
+    write_text(target / "README.md", _README)
+    licence = _SOURCE / "nano" / "weights" / "LICENSE"  # the Apache License, word for word
+    write_text(target / "LICENSE", licence.read_text(encoding="utf-8"))
+    files = (p.relative_to(target).as_posix() for p in target.rglob("*") if p.is_file())
+    return sorted(files)
+
+
+_INIT = '''"""Serves Clef checkpoints with vLLM: its plugin, and the server `clef-systemone`.
+
+Generated by clefq from its own serving code. For those who drive vLLM themselves: `ARCHITECTURE`
+for `hf_overrides`, `TASK` for the pooling task, and `schema_layout(encoded)` for
+`PoolingParams.extra_kwargs`.
+"""
+
+__version__ = "{version}"
+
+from clef_systemone.serving import ARCHITECTURE, TASK, schema_layout
+
+__all__ = ["ARCHITECTURE", "TASK", "__version__", "schema_layout"]
+'''
+
+_PYPROJECT = """[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "clef-systemone"
+version = "{version}"
+description = "Serve Clef decision models with vLLM: plugin and SystemOne server."
+readme = "README.md"
+requires-python = ">=3.11"
+license = "Apache-2.0"
+license-files = ["LICENSE"]
+# All of them come with vLLM, which has several builds: install the one for your hardware first.
+dependencies = [
+    "fastapi",
+    "httpx",
+    "huggingface_hub",
+    "numpy",
+    "pillow",
+    "prometheus-client",
+    "safetensors",
+    "tokenizers",
+    "uvicorn",
+]
+
+[project.optional-dependencies]
+vllm = ["vllm>=0.25.1,<0.34"]
+
+[project.scripts]
+clef-systemone = "clef_systemone.main:run"
+
+[project.entry-points."vllm.general_plugins"]
+clef_systemone = "clef_systemone.serving.plugin:register"
+
+[tool.setuptools.packages.find]
+include = ["clef_systemone*"]
+"""
+
+_README = """# clef-systemone
+
+Serves the Clef checkpoint beside it with vLLM 0.25.1 to 0.33, which must be installed already.
+
+    pip install ./vllm_plugin
+    clef-systemone --model . --port 8000
+
+`POST /v1/systemone`, `GET /v1/models`, `/health`, `/metrics`; `clef-systemone --help` lists the
+options. Generated by clefq from its own serving code; Apache-2.0.
+"""
