@@ -1,0 +1,160 @@
+"""The blocks of a model: what can be quantized, in which formats, and what that weighs.
+
+A block is the MLP, the attention or the DeltaNet of one layer. It has one format: the fused
+products inside it (`clefq.clef.fusion`) could not have two, and what a block adds to the residual
+stream is the smallest thing whose damage is worth a measurement of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from clefq.clef.backbone import TEXT, layer_types
+from clefq.clef.checkpoint import Checkpoint
+from clefq.clef.fusion import group_key
+from clefq.clef.tensor_files import TensorInfo
+from clefq.errors import InputError
+from clefq.quantize.protected import protected_reason
+
+BF16 = "bf16"
+# format -> llm-compressor's name of it, coarsest last
+PRESETS: dict[str, str] = {"fp8": "FP8_DYNAMIC", "nvfp4a16": "NVFP4A16", "nvfp4": "NVFP4"}
+MLP, ATTENTION, DELTANET = "mlp", "attention", "deltanet"
+# kind -> module below the layer, and its Linears in serving's stacking order
+LINEARS: dict[str, tuple[str, tuple[str, ...]]] = {
+    MLP: ("mlp", ("gate_proj", "up_proj", "down_proj")),
+    ATTENTION: ("self_attn", ("q_proj", "k_proj", "v_proj", "o_proj")),
+    DELTANET: ("linear_attn", ("in_proj_qkv", "in_proj_z", "out_proj")),
+}
+GROUP = 16
+_SCALE_BYTES = 4  # an NVFP4 global scale, F32
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One matrix product in serving.
+
+    Attributes:
+        name: Its name below the block, for example `gate_up_proj`.
+        modules: Full names of the Linears that it fuses, in stacking order.
+    """
+
+    name: str
+    modules: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block.
+
+    Attributes:
+        layer: Layer number from 0.
+        kind: `mlp`, `attention` or `deltanet`.
+        path: Its module, for example `model.language_model.layers.0.mlp`.
+        units: Its products.
+        shapes: Module to (rows, columns) of its weight.
+        item_size: Bytes of one BF16 (or F16, F32) number of the source.
+    """
+
+    layer: int
+    kind: str
+    path: str
+    units: tuple[Unit, ...]
+    shapes: Mapping[str, tuple[int, int]]
+    item_size: int
+
+    @property
+    def name(self) -> str:
+        """Short name, for example `3.attention`."""
+        return f"{self.layer}.{self.kind}"
+
+    @cached_property
+    def modules(self) -> tuple[str, ...]:
+        """Full names of its Linears."""
+        return tuple(module for unit in self.units for module in unit.modules)
+
+    @property
+    def macs(self) -> int:
+        """Multiplications per token."""
+        return sum(math.prod(self.shapes[module]) for module in self.modules)
+
+    def nbytes(self, form: str) -> int:
+        """Bytes of its weights, scales included, as stored in a format.
+
+        Args:
+            form: `bf16` or a key of `PRESETS`.
+        """
+        total = 0
+        for module in self.modules:
+            rows, columns = self.shapes[module]
+            if form == BF16:
+                total += rows * columns * self.item_size
+            elif form == "fp8":
+                total += rows * columns + rows * self.item_size
+            else:
+                scales = 2 if form == "nvfp4" else 1
+                total += rows * columns // 2 + rows * columns // GROUP + scales * _SCALE_BYTES
+        return total
+
+
+def find_blocks(checkpoint: Checkpoint) -> tuple[Block, ...]:
+    """Every block of an unquantized checkpoint, in the order in which a token meets them.
+
+    Raises:
+        InputError: The checkpoint is quantized already.
+    """
+    if checkpoint.quantization_config is not None:
+        raise InputError(
+            f"{checkpoint.folder} is quantized already.", fix="give the BF16 checkpoint."
+        )
+    blocks = []
+    for layer, mixer in enumerate(layer_types(checkpoint.text_config)):
+        kinds = (ATTENTION if mixer == "full_attention" else DELTANET, MLP)
+        blocks += [_block(layer, kind, checkpoint.tensors) for kind in kinds]
+    return tuple(blocks)
+
+
+def _block(layer: int, kind: str, tensors: Mapping[str, TensorInfo]) -> Block:
+    parent, leaves = LINEARS[kind]
+    path = f"{TEXT}.layers.{layer}.{parent}"
+    modules = [f"{path}.{leaf}" for leaf in leaves]
+    weights = {module: tensors[f"{module}.weight"] for module in modules}
+    assert not any(protected_reason(module) for module in modules)
+    units: dict[str, list[str]] = {}
+    for module in modules:
+        units.setdefault(group_key(module) or module, []).append(module)
+    return Block(
+        layer=layer,
+        kind=kind,
+        path=path,
+        units=tuple(Unit(key.rpartition(".")[2], tuple(of)) for key, of in units.items()),
+        shapes={module: (info.shape[0], info.shape[1]) for module, info in weights.items()},
+        item_size=weights[modules[0]].nbytes // math.prod(weights[modules[0]].shape),
+    )
+
+
+Layout = dict[str, str]
+
+
+def uniform(blocks: Iterable[Block], form: str) -> Layout:
+    """Every block in one format: block name to format."""
+    return {block.name: form for block in blocks}
+
+
+def parse_schemes(text: str) -> tuple[str, ...]:
+    """Formats from a comma-separated option, finest first.
+
+    Raises:
+        InputError: An unknown format, or none.
+    """
+    asked = [part.strip() for part in text.split(",") if part.strip()]
+    unknown = [name for name in asked if name not in PRESETS]
+    if unknown or not asked:
+        raise InputError(
+            f"--schemes: unknown scheme {unknown[0]!r}." if unknown else "--schemes is empty.",
+            fix=f"use some of {','.join(PRESETS)}.",
+        )
+    return tuple(name for name in PRESETS if name in asked)

@@ -1,0 +1,124 @@
+"""From answers to figures: the same code, resamples and seed as `clefq parity`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from clefq.parity.arrays import FloatArray
+from clefq.parity.divergences import QuestionValues, question_values
+from clefq.parity.figures import Sampling, indices, pending_figure, resolve
+from clefq.parity.gate_files import load_gates
+from clefq.parity.measures import MEAN, Measure, measures
+from clefq.parity.metric import Metric
+from clefq.parity.pairs import PairedSet, join
+from clefq.parity.statistics import StatisticsSpec, sampling_of
+from clefq.store.predictions import Predictions, PredictionsMeta
+
+if TYPE_CHECKING:
+    from clefq.clef.records import Record
+    from clefq.engines.base import RecordResult
+
+# the gates that `clefq parity` takes by default: their hash is half of its seed
+_GATES = "release"
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What a variant does to the answers, against BF16.
+
+    Attributes:
+        kl: KL(BF16‖variant), nats; lower is better.
+        tv: Total variation; lower is better.
+        agreement: Share of questions with the same answer; higher is better.
+        accuracy_delta: Accuracy minus BF16's, where there is gold.
+    """
+
+    kl: Metric
+    tv: Metric
+    agreement: Metric
+    accuracy_delta: Metric
+
+    @property
+    def flips(self) -> int:
+        """Questions with another answer."""
+        share = self.agreement.estimate
+        return 0 if share is None else round((1 - share) * self.agreement.n_questions)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One variant's figures and the values behind them.
+
+    Attributes:
+        damage: The figures.
+        kl: Per question, in the canonical order of the set, nats; NaN where one side failed.
+    """
+
+    damage: Damage
+    kl: FloatArray
+
+
+class Judge:
+    """Holds the baseline's answers and measures variants against them.
+
+    Args:
+        records: The records that were run, in set order.
+        baseline: BF16's answers to all of them.
+    """
+
+    def __init__(self, records: Sequence[Record], baseline: Predictions) -> None:
+        self._records = records
+        self._baseline = baseline
+        self._spec = StatisticsSpec(gate_file_sha256=load_gates(_GATES).sha256, slices=False)
+
+    def measure(self, results: Iterable[RecordResult]) -> Measured:
+        """Figures of one variant."""
+        pairs, values = self._pair(results)
+        found = measures(pairs, values, ())
+        names = ("kl", "tv", "agreement", "accuracy_delta")
+        waiting = [
+            pending_figure(
+                found[name],
+                indices(None, found[name].domain),
+                pairs.record_index,
+                self._spec.confidence,
+            )
+            for name in names
+        ]
+        metrics = resolve(waiting, sampling_of(pairs, self._spec))
+        return Measured(Damage(**dict(zip(names, metrics, strict=True))), values.kl)
+
+    def mean_kl(self, per_question: Sequence[float | None]) -> Metric:
+        """The mean of values per question in canonical order, with its clustered interval."""
+        pairs, _ = self._pair(None)
+        values = np.array([np.nan if v is None else v for v in per_question], dtype=np.float64)
+        return mean_metric(values, pairs, sampling_of(pairs, self._spec))
+
+    def _pair(self, results: Iterable[RecordResult] | None) -> tuple[PairedSet, QuestionValues]:
+        other = self._baseline
+        if results is not None:
+            meta = replace(self._baseline.meta, variant="candidate")
+            other = _predictions(self._records, results, meta)
+        pairs = join(self._baseline, other)
+        return pairs, question_values(pairs)
+
+
+def mean_metric(values: FloatArray, pairs: PairedSet, sampling: Sampling) -> Metric:
+    """A mean over questions, studentized as `kl` is; NaN values are outside."""
+    domain = ~np.isnan(values)
+    measure = Measure("kl", MEAN, values, domain, "nats")
+    waiting = pending_figure(measure, indices(None, domain), pairs.record_index, 0.95)
+    return resolve([waiting], sampling)[0]
+
+
+def _predictions(
+    records: Sequence[Record], results: Iterable[RecordResult], meta: PredictionsMeta
+) -> Predictions:
+    from clefq.engines.predict import predictions_frame
+
+    by_id: Mapping[str, RecordResult] = {result.record_id: result for result in results}
+    return Predictions(meta, predictions_frame(records, [by_id[r.id] for r in records]))

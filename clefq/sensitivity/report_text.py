@@ -1,0 +1,152 @@
+"""The tables that the command prints, 80 columns wide."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from clefq.parity.metric import Metric
+from clefq.sensitivity.schema import (
+    RECIPE_FILE,
+    REPORT_FILE,
+    BlockResult,
+    LayoutResult,
+    Sensitivity,
+    searched,
+    worst_first,
+)
+
+MOST_ROWS = 16
+NONE = "–"
+
+
+def report_text(found: Sensitivity, out: Path, model: str) -> RenderableType:
+    """What a person reads in the terminal.
+
+    Args:
+        found: The result.
+        out: Folder that it lies in.
+        model: The model as the user named it.
+    """
+    parts: list[RenderableType] = [Text(line) for line in _head(found)]
+    parts += [Text(), block_table(found), Text(), layout_table(found), Text()]
+    parts += [Text(line) for line in _tail(found, out, model)]
+    return Group(*parts)
+
+
+def _head(found: Sensitivity) -> list[str]:
+    data, engine = found.eval_set, found.engine
+    accuracy = found.baseline_accuracy
+    bf16 = "" if accuracy is None else f", BF16 accuracy {accuracy:.4f}"
+    return [
+        f"{found.model['model_id']} on {data['name']}: {data['records']:,} records, "
+        f"{data['questions']:,} questions{bf16}",
+        f"{engine['kernels']} kernels, {engine['device']}; KL(BF16 || variant) in thousandths "
+        "of a nat",
+    ]
+
+
+def block_table(found: Sensitivity) -> Table:
+    """KL, interval and changed answers of every block and scheme; the worst of many blocks."""
+    names = worst_first(found)
+    by = {(result.block, result.scheme): result for result in found.blocks}
+    schemes = list(dict.fromkeys(result.scheme for result in found.blocks))
+    title = "one block quantized, the rest BF16"
+    if len(names) > MOST_ROWS:
+        title += f" (the worst {MOST_ROWS} of {len(names)})"
+    table = _table(title, gap=1)
+    table.add_column("block", no_wrap=True, overflow="fold")
+    for scheme in schemes:
+        table.add_column(f"{scheme}, flips", justify="right", no_wrap=True)
+    for name in names[:MOST_ROWS]:
+        table.add_row(name, *(_cell(by[name, scheme]) for scheme in schemes))
+    return table
+
+
+def _cell(result: BlockResult) -> str:
+    return f"{milli(result.damage.kl).replace(', ', ',')} {result.damage.flips:>2}"
+
+
+def layout_table(found: Sensitivity) -> Table:
+    """Every layout: size, estimated speed, predicted and measured damage."""
+    table = _table("layouts, smallest first")
+    table.add_column("layout", no_wrap=True)
+    for name in ("size", "speed", "predicted", "measured KL", "flips", "agree"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for layout in sorted(found.layouts, key=lambda item: (item.nbytes, item.name)):
+        table.add_row(*layout_row(layout), style="bold" if layout.origin == "searched" else "")
+    return table
+
+
+def layout_row(layout: LayoutResult) -> Sequence[str]:
+    """One row of the layout table."""
+    damage = layout.measured
+    kl = flips = agreement = NONE
+    if damage is not None:
+        kl, flips = milli(damage.kl), f"{damage.flips}"
+        share = damage.agreement.estimate
+        agreement = NONE if share is None else f"{100 * share:.2f}%"
+    predicted = milli(layout.predicted_kl, bounds=False)
+    size, speed = size_text(layout.nbytes), f"{layout.speedup:.2f}×"
+    return layout.name, size, speed, predicted, kl, flips, agreement
+
+
+def milli(metric: Metric, *, bounds: bool = True) -> str:
+    """A KL in thousandths, with its interval."""
+    if metric.estimate is None:
+        return "infinite" if metric.n_infinite else NONE
+    text = short(1000 * metric.estimate)
+    if not bounds:
+        return text
+    if metric.lower is None or metric.upper is None:
+        return f"{text} [no bounds]"
+    return f"{text} [{short(1000 * metric.lower, 2)}, {short(1000 * metric.upper, 2)}]"
+
+
+def short(value: float, digits: int = 3) -> str:
+    """That many significant digits, no exponent, no more than three decimals."""
+    if value <= 0:
+        return "0"
+    whole = math.floor(math.log10(value)) + 1
+    return f"{value:,.{min(3, max(0, digits - whole))}f}"
+
+
+def size_text(count: int) -> str:
+    """Bytes for people."""
+    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.2f} MB"
+
+
+def _table(title: str, gap: int = 2) -> Table:
+    return Table(
+        box=None,
+        title=title,
+        title_justify="left",
+        title_style="dim",
+        pad_edge=False,
+        padding=(0, gap, 0, 0),
+    )
+
+
+def _tail(found: Sensitivity, out: Path, model: str) -> Iterable[str]:
+    effort = found.effort
+    share = effort.layer_passes / max(1, effort.full_passes)
+    line = f"effort    {effort.variants} variants for {share:.0%} of as many full runs"
+    if effort.resumed:
+        line += f"; {effort.resumed} were done already"
+    yield line
+    yield "speed     estimated, not measured: " + ", ".join(
+        f"{name} {value:g}×" for name, value in found.speeds.items()
+    )
+    best = searched(found)
+    if found.budget is not None and best is not None:
+        yield f"budget    {found.budget.given}: {size_text(best.nbytes)}, {best.speedup:.2f}×"
+    yield f"report    {out / REPORT_FILE}"
+    if found.recipe is not None:
+        yield f"recipe    {out / RECIPE_FILE}"
+        yield f"next      clefq quantize {model} --recipe {out / RECIPE_FILE}"
+        yield "          then predict and judge it on a set that was not searched on"

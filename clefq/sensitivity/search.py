@@ -1,0 +1,125 @@
+"""The layout with the least predicted damage within a budget.
+
+Predicted damage is the sum of the KLs of its blocks, each quantized alone. For small
+perturbations KL is quadratic in them, and errors of different blocks are nearly independent, so
+that their squares add up; how well that holds is measured, not assumed: every layout is shown with
+its predicted and its measured KL.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from clefq.errors import InputError
+from clefq.sensitivity.blocks import BF16, Layout
+from clefq.sensitivity.cost import CostModel
+from clefq.sensitivity.knapsack import Options, solve
+from clefq.sensitivity.schema import Budget, FrontPoint, StoredBlock
+
+BYTES, SPEED = "bytes", "speed"
+_POINTS = 24
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What the search chooses from.
+
+    Attributes:
+        model: Sizes and estimated speeds.
+        stored: (block name, scheme) to measurement.
+        schemes: Formats beside BF16.
+    """
+
+    model: CostModel
+    stored: Mapping[tuple[str, str], StoredBlock]
+    schemes: Sequence[str]
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """Every format a block may have."""
+        return (BF16, *self.schemes)
+
+    def kl(self, block: str, form: str) -> float:
+        """Mean KL of one block alone; inf where it has none."""
+        if form == BF16:
+            return 0.0
+        estimate = self.stored[block, form].result.damage.kl.estimate
+        return math.inf if estimate is None else estimate
+
+    def total_kl(self, layout: Layout) -> float:
+        """Predicted KL of a layout."""
+        return sum(self.kl(block, form) for block, form in layout.items())
+
+    def options(self, by: str) -> list[Options]:
+        """The knapsack's items, a block each, in the order of `forms`."""
+        found = []
+        for block in self.model.blocks:
+            if by == BYTES:
+                weights = tuple(block.nbytes(form) for form in self.forms)
+            else:
+                weights = tuple(self.model.ticks(block, form) for form in self.forms)
+            damages = tuple(self.kl(block.name, form) for form in self.forms)
+            found.append(Options(weights, damages))
+        return found
+
+    def room(self, budget: Budget) -> int:
+        """What a budget leaves for the blocks, in bytes or ticks."""
+        if budget.kind == BYTES:
+            return math.floor(budget.limit) - self.model.fixed_bytes
+        return math.floor(self.model.bf16_ticks / budget.limit) - self.model.fixed_ticks
+
+    def solve(self, by: str, room: int) -> Layout | None:
+        """The best layout within a room, or None."""
+        picked = solve(self.options(by), room)
+        if picked is None:
+            return None
+        blocks = self.model.blocks
+        return {b.name: self.forms[at] for b, at in zip(blocks, picked, strict=True)}
+
+
+def search(costs: Costs, budget: Budget) -> Layout:
+    """The layout within the budget that has the least predicted KL; the lightest of equals.
+
+    Raises:
+        InputError: No layout of these schemes meets the budget.
+    """
+    layout = costs.solve(budget.kind, costs.room(budget))
+    if layout is not None:
+        return layout
+    least = sum(min(item.weights) for item in costs.options(budget.kind))
+    if budget.kind == BYTES:
+        size = least + costs.model.fixed_bytes
+        fix = f"the smallest possible is {size:,} bytes ({size / 1e9:.4g} GB)"
+    else:
+        most = costs.model.bf16_ticks / (least + costs.model.fixed_ticks)
+        fix = f"the fastest possible is an estimated {math.floor(1000 * most) / 1000:g}"
+    raise InputError(
+        f"no layout of {', '.join(costs.schemes)} meets {budget.given}.",
+        fix=f"{fix}: raise the budget, or allow more --schemes.",
+    )
+
+
+def front(costs: Costs) -> tuple[FrontPoint, ...]:
+    """Least predicted KL over size and over estimated speed, from the coarsest layout to BF16."""
+    points = []
+    for by in (BYTES, SPEED):
+        items = costs.options(by)
+        low = sum(min(item.weights) for item in items)
+        high = sum(item.weights[0] for item in items)
+        seen: list[Layout] = []
+        for step in range(_POINTS + 1):
+            layout = costs.solve(by, low + (high - low) * step // _POINTS)
+            if layout is None or layout in seen:
+                continue
+            seen.append(layout)
+            points.append(
+                FrontPoint(
+                    by=by,
+                    nbytes=costs.model.nbytes(layout),
+                    speedup=costs.model.speedup(layout),
+                    kl=costs.total_kl(layout),
+                )
+            )
+    return tuple(points)
