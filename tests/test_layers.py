@@ -24,6 +24,8 @@ ALLOWED: dict[str, set[str]] = {
     "data": BELOW | {"nano"},
     # the steps of the loop as one job
     "ci": BELOW | {"quantize", "engines", "parity", "doctor"},
+    # it quantizes blocks in memory, runs them and judges the answers as parity does
+    "sensitivity": BELOW | {"quantize", "engines", "parity"},
     # it says what the others would need
     "doctor": BELOW | {"quantize", "engines", "serving"},
     "bench": BELOW | {"engines", "serving"},

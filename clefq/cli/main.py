@@ -41,6 +41,7 @@ COMMANDS: dict[str, str] = {
     "ci": "ci",
     "serve": "serve",
     "plan": "plan",
+    "sensitivity": "sensitivity",
     "audit": "audit",
     "repair": "repair",
     "diff": "diff",
