@@ -37,6 +37,7 @@ ALLOWED: dict[str, set[str]] = {
         "quantize",
         "engines",
         "serving",
+        "sensitivity",
         "parity",
         "nano",
         "doctor",

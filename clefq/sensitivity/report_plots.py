@@ -8,13 +8,14 @@ from html import escape
 
 from clefq.parity.svg import Axis, Canvas, picture, text_at
 from clefq.sensitivity.report_text import milli, short
-from clefq.sensitivity.schema import BlockResult, LayoutResult, Sensitivity
+from clefq.sensitivity.schema import SEARCHED, BlockResult, LayoutResult, Sensitivity
 
 LABEL, CELL, ROW, GAP, TOP = 118, 46, 30, 10, 40
 _WIDTH = 1080
 _TEXT_FROM = 34  # cells at least this wide hold their number
 _LEVELS = 10
 _SMALLEST = 1e-9
+_LETTER, _LINE, _STEP = 7.0, 14.0, 3.5
 _MIXERS = ("attention", "deltanet")
 
 
@@ -48,7 +49,8 @@ def heat_map(found: Sensitivity) -> str:
     described = (
         "KL of each block quantized alone, by layer and scheme; the table below has the numbers"
     )
-    return picture((width, y + 44), "damage by block", described, parts, "heat")
+    svg = picture((width, y + 44), "damage by block", described, parts, "heat")
+    return svg.replace("<svg ", f'<svg style="max-width:{1.15 * width:.0f}px" ', 1)
 
 
 class _Scale:
@@ -137,9 +139,10 @@ def front_plot(found: Sensitivity, by: str) -> str:
 
 
 def _marks(canvas: Canvas, dots: Sequence[tuple[float, float, LayoutResult]]) -> list[str]:
-    parts, taken = [], list[tuple[float, float]]()
+    parts: list[str] = []
+    names = _Names()
     for x, y, layout in sorted(dots, key=lambda dot: dot[1]):
-        ours = layout.origin == "searched"
+        ours = layout.origin == SEARCHED
         measured = layout.measured
         if measured is not None and measured.kl.lower and measured.kl.upper:
             low, high = 1000 * measured.kl.lower, 1000 * measured.kl.upper
@@ -148,12 +151,29 @@ def _marks(canvas: Canvas, dots: Sequence[tuple[float, float, LayoutResult]]) ->
             canvas.diamond((x, y), "pt main", 7) if ours else canvas.dot((x, y), "pt small")
         )
         px, py = canvas.at((x, y))
-        py += 4
-        while any(abs(py - ty) < 14 and abs(px - tx) < 90 for tx, ty in taken):
-            py += 3
-        taken.append((px, py))
-        parts.append(text_at((px + 9, py), layout.name, "start"))
+        parts.append(text_at(names.place(px + 9, py + 4, layout.name), layout.name, "start"))
     return parts
+
+
+class _Names:
+    """Places names beside their points so that none lies on another."""
+
+    def __init__(self) -> None:
+        self._taken: list[tuple[float, float, float]] = []
+
+    def place(self, x: float, y: float, name: str) -> tuple[float, float]:
+        """The free place nearest to (x, y), straight above or below it."""
+        right = x + _LETTER * len(name)
+        steps = (sign * _STEP * step for step in range(40) for sign in (1, -1))
+        at = next(dy for dy in steps if not self._overlaps(x, right, y + dy))
+        self._taken.append((x, right, y + at))
+        return x, y + at
+
+    def _overlaps(self, left: float, right: float, y: float) -> bool:
+        return any(
+            left < other_right and right > other_left and abs(y - other) < _LINE
+            for other_left, other_right, other in self._taken
+        )
 
 
 def _kl(layout: LayoutResult) -> float | None:

@@ -137,7 +137,7 @@ def _written(found: Sensitivity, out: Path) -> Sensitivity:
 def _default_budget(model: CostModel, published: dict[str, Layout]) -> Budget | None:
     if "mixed" not in published:
         return None
-    return Budget(BYTES, model.nbytes(published["mixed"]), "the size of the `mixed` layout")
+    return Budget(BYTES, model.nbytes(published["mixed"]), "the size of the published layout mixed")
 
 
 def _recipe(session: Session, costs: Costs, budget: Budget, layout: Layout) -> Recipe | None:
