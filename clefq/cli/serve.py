@@ -302,7 +302,13 @@ async def _run(wanted: _Wanted, plan: Plan, listener: socket.socket, console: Co
     prompts = PromptMaker(wanted.engines.folder, wanted.engines.settings.max_images)
     # what keeps the engines from starting is raised by `FrontServer.run` as well
     app = create_app(fleet, prompts, wanted.server, on_failure=lambda error: None)
-    server = FrontServer(app, fleet, lambda: _announce(wanted, fleet, url, console), log)
+    server = FrontServer(
+        app,
+        fleet,
+        lambda: _announce(wanted, fleet, url, console),
+        log,
+        grace=wanted.engines.timeouts.request,
+    )
     return await server.run(listener)
 
 

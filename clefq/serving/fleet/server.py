@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -71,6 +72,7 @@ class FrontServer:
         fleet: The engines behind it.
         on_ready: Called once, when the engines are warm.
         log: Called with one line per event.
+        grace: Most seconds that accepted requests get after the first signal.
     """
 
     def __init__(
@@ -79,10 +81,13 @@ class FrontServer:
         fleet: Fleet,
         on_ready: Callable[[], None],
         log: Callable[[str], None],
+        *,
+        grace: float,
     ) -> None:
         self._fleet = fleet
         self._on_ready = on_ready
         self._log = log
+        self._grace = grace
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
         self._http = _Http(
@@ -95,6 +100,8 @@ class FrontServer:
                 date_header=True,
                 backlog=_BACKLOG,
                 timeout_keep_alive=75,  # longer than the idle time of common load balancers
+                # for requests whose body has not arrived; those in the engines have deadlines
+                timeout_graceful_shutdown=math.ceil(grace),
             )
         )
 
@@ -144,7 +151,8 @@ class FrontServer:
         self._fleet.begin_drain()
         waiting = self._fleet.in_flight
         self._log(f"stopping: {waiting} in flight, no new requests; again to stop at once.")
-        await self._fleet.idle()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._fleet.idle(), self._grace)
         await asyncio.sleep(_LINGER_SECONDS)
 
     def _on_signal(self) -> None:

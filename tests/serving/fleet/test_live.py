@@ -1,0 +1,243 @@
+"""`clefq serve nano` as a user starts it: the README's example, death and end under load."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.serve
+pytest.importorskip("vllm")
+
+import clefq.nano  # noqa: E402
+from clefq.clef.records import Record  # noqa: E402
+from clefq.engines.base import EngineSpec  # noqa: E402
+from clefq.engines.http_engine import request_body  # noqa: E402
+from clefq.engines.transformers_engine import TransformersEngine  # noqa: E402
+from clefq.store.sets import open_set  # noqa: E402
+from tests.serving.fleet.test_server import free_port, running  # noqa: E402
+
+NANO = Path(clefq.nano.__file__).parent
+EVAL = NANO / "sets" / "nano-eval"
+ROOT = Path(__file__).parents[3]
+TOLERANCE = 0.02
+_BLOCK = re.MULTILINE | re.DOTALL
+
+Expected = dict[str, dict[str, np.ndarray]]
+
+
+class Live:
+    """A server, and what its records' answers must be."""
+
+    def __init__(self, *options: str) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        command = [sys.executable, "-m", "clefq.cli.main", "serve", "nano", "--json"]
+        self.process = subprocess.Popen(
+            [*command, "--no-access-log", "--port", str(self.port), *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise AssertionError(self.process.communicate()[1])
+        self.facts: dict[str, Any] = json.loads(line)
+
+    def gauge(self, name: str) -> float:
+        text = httpx.get(f"{self.url}/metrics").text
+        return sum(
+            float(value)
+            for value in re.findall(rf"^clefq_{name}(?:{{.*}})? ([\d.]+)$", text, re.MULTILINE)
+        )
+
+    def core(self) -> int:
+        """Process id of the first engine's core: the child of its process that runs the model."""
+        worker = self.facts["engines"][0]["pid"]
+        children = Path(f"/proc/{worker}/task/{worker}/children").read_text().split()
+        return max(map(int, children), key=lambda pid: resident(pid))
+
+    def end(self, seconds: float = 60) -> str:
+        _, errors = self.process.communicate(timeout=seconds)
+        return errors
+
+
+def resident(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+
+
+@pytest.fixture(scope="module")
+def records() -> list[Record]:
+    """Short ones, so that a machine with one core gets through them."""
+    chosen = [one for one in open_set(EVAL).records() if not one.images]
+    return sorted(chosen, key=lambda one: len(json.dumps(one.state)))[:48]
+
+
+@pytest.fixture(scope="module")
+def expected(records: list[Record]) -> Expected:
+    """What the reference implementation answers."""
+    engine = TransformersEngine(NANO / "weights", EngineSpec(max_length=4096, threads=1))
+    try:
+        return {
+            result.record_id: {name: np.exp(v) for name, v in result.logprobs.items()}
+            for group in engine.predict(records)
+            for result in group
+        }
+    finally:
+        engine.close()
+
+
+@pytest.fixture(scope="module")
+def live(expected: Expected) -> Iterator[Live]:
+    server = Live("--max-length", "4096", "--max-images", "1", "--threads", "1")
+    yield server
+    if server.process.poll() is None:
+        server.process.kill()
+        server.process.communicate()
+
+
+async def ask(client: httpx.AsyncClient, record: Record, expected: Expected) -> int:
+    """Asks about one record and checks that the answer is its own; gives the status."""
+    reply = await client.post(
+        "/v1/systemone",
+        json=request_body(record, "nano", EVAL),
+        headers={"x-clefq-precision": "full", "x-request-id": record.id},
+    )
+    assert reply.headers["x-request-id"] == record.id
+    if reply.status_code != 200:
+        return reply.status_code
+    answers = reply.json()["answers"]
+    assert list(answers) == [question.id for question in record.questions]
+    for question in record.questions:
+        wanted = expected[record.id][question.id]
+        answer = answers[question.id]
+        if question.type == "noul":
+            given = [answer["noul"], 1 - answer["noul"]]
+        else:
+            given = [answer["probabilities"][option] for option in question.option_ids]
+        assert float(np.abs(np.array(given) - wanted).max()) < TOLERANCE
+    return reply.status_code
+
+
+async def ask_all(live: Live, records: list[Record], expected: Expected, during: Any) -> list[int]:
+    """Asks about all records at once; `during` runs when the server has taken them all."""
+    limits = httpx.Limits(max_connections=len(records))
+    async with httpx.AsyncClient(base_url=live.url, limits=limits, timeout=120) as client:
+        tasks = [asyncio.create_task(ask(client, record, expected)) for record in records]
+        while await asyncio.to_thread(live.gauge, "in_flight") < len(records) // 2:
+            assert not all(task.done() for task in tasks), "too quick to be disturbed"
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(during)
+        return list(await asyncio.gather(*tasks))
+
+
+def test_the_curl_examples(live: Live) -> None:
+    """Those of README and guide, as they stand but for the port."""
+    texts = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/server.md")]
+    blocks = [block for text in texts for block in re.findall(r"^```bash\n(.*?)^```", text, _BLOCK)]
+    commands = [block for block in blocks if block.startswith("curl ") and "/v1/systemone" in block]
+    assert commands
+    for command in commands:
+        moved = re.sub(r"(localhost|127\.0\.0\.1):8000", f"127.0.0.1:{live.port}", command)
+        done = subprocess.run(moved, shell=True, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        reply = json.loads(done.stdout)
+        assert reply["usage"]["output_tokens"] == 0
+        assert reply["answers"]
+
+
+def test_what_runs_is_stated(live: Live) -> None:
+    facts = live.facts
+    assert (facts["event"], facts["url"], facts["dp"]) == ("ready", live.url, 1)
+    assert (facts["kernels"], facts["arithmetic"], facts["device"]) == ("real", "bf16", "cpu")
+    assert facts["names"][0] == "nano"
+    assert {"clef", "jev-latest"} <= set(facts["names"])
+
+
+def test_a_killed_core_costs_nobody_an_answer(
+    live: Live, records: list[Record], expected: Expected
+) -> None:
+    core = live.core()
+    statuses = asyncio.run(ask_all(live, records, expected, lambda: os.kill(core, signal.SIGKILL)))
+    assert set(statuses) <= {200, 503}
+    # accepted before the death: all of them are asked again and answered
+    assert statuses.count(200) == len(records)
+    assert live.gauge("engine_restarts_total") == 1
+    assert live.gauge("prompts_retried") > 0
+    assert not running(core)
+    assert httpx.get(f"{live.url}/health").status_code == 200
+
+
+def test_a_signal_under_load_finishes_what_was_accepted(
+    live: Live, records: list[Record], expected: Expected
+) -> None:
+    pids = descendants(live.process.pid)
+    assert len(pids) >= 2
+    statuses = asyncio.run(ask_all(live, records, expected, live.process.terminate))
+    # the last ones may still have been on their way when the signal came
+    assert set(statuses) <= {200, 503}
+    assert statuses.count(200) >= len(records) // 2
+    errors = live.end()
+    assert live.process.returncode == 0, errors
+    left = [pid for pid in pids if running(pid)]
+    assert left == []
+    accepted = re.search(r"stopping: (\d+) in flight", errors)
+    assert accepted is not None
+    assert statuses.count(200) >= int(accepted[1])
+
+
+def descendants(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [found for child in map(int, children) for found in (child, *descendants(child))]
+
+
+def test_load_on_two_engines(records: list[Record], expected: Expected) -> None:
+    """Long: for `make test-serve` by hand. 64 clients for a minute, one core killed meanwhile."""
+    live = Live("--dp", "2", "--max-length", "4096", "--max-images", "0", "--threads", "1")
+    try:
+        statuses = asyncio.run(_clients(live, records, expected, seconds=60))
+        assert set(statuses) == {200}
+        assert live.gauge("engine_restarts_total") == 1
+        live.process.terminate()
+        live.end()
+        assert live.process.returncode == 0
+    finally:
+        live.process.kill()
+
+
+async def _clients(
+    live: Live, records: list[Record], expected: Expected, seconds: float
+) -> list[int]:
+    statuses: list[int] = []
+    begun = time.monotonic()
+
+    async def one(number: int, client: httpx.AsyncClient) -> None:
+        turn = number
+        while time.monotonic() < begun + seconds:
+            statuses.append(await ask(client, records[turn % len(records)], expected))
+            turn += 1
+
+    limits = httpx.Limits(max_connections=64)
+    async with httpx.AsyncClient(base_url=live.url, limits=limits, timeout=120) as client:
+        core = live.core()
+        tasks = [asyncio.create_task(one(number, client)) for number in range(64)]
+        await asyncio.sleep(seconds / 4)
+        sizes = [resident(pid) for pid in descendants(live.process.pid)]
+        os.kill(core, signal.SIGKILL)
+        await asyncio.gather(*tasks)
+    assert sizes
+    return statuses
