@@ -1,0 +1,39 @@
+"""The site, built once, and a quick set of the bundled records."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clefq.nano.build import SETS
+from clefq.store.sets import SetDraft, open_set, write_set
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The documentation as HTML; any warning of Sphinx is a failure."""
+    out = tmp_path_factory.mktemp("site")
+    command = [Path(sys.executable).parent / "sphinx-build", "--quiet", "--fail-on-warning"]
+    done = subprocess.run(
+        [*command, "--keep-going", "-b", "html", ROOT / "docs", out],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture(scope="session")
+def quick_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Records of the bundled eval set that are short and ask much."""
+    found = open_set(SETS / "nano-eval").records()
+    short = [record for record in found if len(str(record.state)) < 500 and not record.images]
+    short.sort(key=lambda record: -len(record.questions))
+    draft = SetDraft(role="eval", name="quick", definition={"first": 30}, sources=())
+    return write_set(tmp_path_factory.mktemp("sets") / "quick", short[:30], {}, draft).path

@@ -1,0 +1,146 @@
+"""The task pages, executed: every command in order, on the miniature and a smaller set."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clefq.nano.build import WEIGHTS
+from tests.docs.conftest import ROOT
+from tests.docs.markdown import blocks
+
+BIN = Path(sys.executable).parent
+
+
+class Shell:
+    """Runs a page's blocks in one folder, with the page's variables.
+
+    Args:
+        folder: The folder.
+        variables: Values in place of the page's own.
+    """
+
+    def __init__(self, folder: Path, variables: dict[str, str]) -> None:
+        self.folder = folder
+        self.variables = variables
+        self.set: set[str] = set()
+
+    def run(self, code: str) -> subprocess.CompletedProcess[str]:
+        """Runs a block; assignments of variables give their values to all later blocks."""
+        for name in re.findall(r"^([A-Z][A-Z0-9]*)=", code, re.MULTILINE):
+            assert name in self.variables, f"the page sets {name}"
+            self.set.add(name)
+        code = re.sub(r"^[A-Z][A-Z0-9]*=.*$", "", code, flags=re.MULTILINE)
+        environment = {
+            **os.environ,
+            **self.variables,
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+            "OMP_NUM_THREADS": "1",
+            "GIT_CONFIG_GLOBAL": "/dev/null",
+            **{f"GIT_{who}_NAME": "someone" for who in ("AUTHOR", "COMMITTER")},
+            **{f"GIT_{who}_EMAIL": "someone@example.org" for who in ("AUTHOR", "COMMITTER")},
+        }
+        environment.pop("GITHUB_STEP_SUMMARY", None)
+        return subprocess.run(
+            ["bash", "-eu", "-c", code],
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=200,
+        )
+
+    def page(
+        self, name: str, skip: tuple[str, ...] = (), judging: tuple[str, ...] = ()
+    ) -> dict[str, str]:
+        """Runs a page's bash blocks, and gives what each heading's blocks printed.
+
+        Args:
+            name: The page.
+            skip: Headings that are left out.
+            judging: Headings whose verdict may be inconclusive: the set is smaller than the page's.
+        """
+        printed: dict[str, str] = {}
+        for block in blocks(ROOT / "docs" / name):
+            if block.language != "bash" or block.heading in skip:
+                continue
+            done = self.run(block.code)
+            codes = (0, 3) if block.heading in judging else (0,)
+            assert done.returncode in codes, f"{name}:{block.line}\n{done.stdout}{done.stderr}"
+            printed[block.heading] = printed.get(block.heading, "") + done.stdout
+        return printed
+
+
+@pytest.fixture
+def shell(tmp_path: Path, quick_set: Path) -> Shell:
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    return Shell(tmp_path, {"BF16": str(WEIGHTS), "BUILD": "build", "SET": str(quick_set)})
+
+
+def test_approve(shell: Shell) -> None:
+    judge, keep = "5. Judge", "7. Keep the evidence"
+    printed = shell.page("approve.md", judging=(judge, keep))
+    assert shell.set == set(shell.variables)
+    assert "clean" in printed["1. Is the file sound?"]
+    assert "against bf16" in printed[judge]
+    report = json.loads((shell.folder / "report/build/parity.json").read_text(encoding="utf-8"))
+    assert report["gate_file"]["preregistration"]["status"] == "preregistered"
+    assert report["noise_floor"]
+    assert "predictions" in printed[keep]
+
+
+def test_check_checkpoint(shell: Shell) -> None:
+    mend = "3. Mend it"
+    printed = shell.page("check-checkpoint.md", skip=(mend,))
+    assert "clean" in printed["1. What is in the file"]
+    assert "PASS" in printed["4. How it answers"]
+    _unshare(shell.folder / "build")
+    audit, repair = (
+        block.code
+        for block in blocks(ROOT / "docs" / "check-checkpoint.md")
+        if block.heading in ("2. Against the original", mend)
+    )
+    broken = shell.run(audit)
+    assert broken.returncode == 1
+    assert "weight scales" in broken.stdout
+    mended = shell.run(repair)
+    assert mended.returncode == 0, mended.stdout + mended.stderr
+    assert "in_proj_z" in mended.stdout
+
+
+def _unshare(folder: Path) -> None:
+    """Quantizes one of each fused DeltaNet pair by its own range, as plain llm-compressor does."""
+    from compressed_tensors.quantization import preset_name_to_scheme
+    from safetensors.torch import load_file, save_file
+
+    from clefq.quantize import kernels
+
+    (folder / "clefq.json").unlink()  # a build of somebody else
+    args = preset_name_to_scheme("NVFP4A16", ["Linear"]).weights
+    source = {}
+    for path in WEIGHTS.glob("model*.safetensors"):
+        source |= load_file(path)
+    tensors = load_file(folder / "model.safetensors")
+    changed = 0
+    for name, shared in list(tensors.items()):
+        module = name.removesuffix(".weight_global_scale")
+        if module == name or "linear_attn.in_proj_" not in module:
+            continue
+        weight = source[f"{module}.weight"]
+        own = kernels.global_scale(kernels.absmax(weight))
+        if float(own) == float(shared):
+            continue
+        packed, scales = kernels.nvfp4_rows(weight, own, args)
+        tensors[f"{module}.weight_packed"] = packed
+        tensors[f"{module}.weight_scale"] = scales
+        tensors[name] = own.reshape(shared.shape)
+        changed += 1
+    assert changed
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
