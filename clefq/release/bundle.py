@@ -3,7 +3,7 @@
     report/<set>/…                      as `clefq parity` wrote it
     predictions/<set>/<variant>.parquet all that the reports were computed from
     sets/<set>/                         manifest.json, definition.json, media.json; no records
-    models/<variant>/                   config.json, clefq.json, recipe.yaml, audit.json
+    models/<variant>/                   checkpoint-config.json, clefq.json, recipe.yaml, audit.json
     gates/<name>-<hash>.yaml            every gate file that a report embeds
     evidence.json                       the hash of each of them, and the root
 
@@ -37,7 +37,9 @@ from clefq.store.set_manifest import read_manifest as read_set_manifest
 from clefq.store.sets import MANIFEST_FILE, RECORDS_FILE
 
 VIEWS = ("report.html", "report.md", "junit.xml", "breakdown.csv", "flips.parquet")
-_MODEL_FILES = ("config.json", MANIFEST, "recipe.yaml")
+# In a published folder a second config.json would be taken for a part of the checkpoint.
+CONFIG = "checkpoint-config.json"
+_MODEL_FILES = {"config.json": CONFIG, MANIFEST: MANIFEST, "recipe.yaml": "recipe.yaml"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,9 +219,9 @@ def _pack_model(run: RunFolder, variant: str, judged: bool, target: Path, consol
         return
     goal = target / "models" / variant
     goal.mkdir(parents=True)
-    for name in _MODEL_FILES:
+    for name, kept in _MODEL_FILES.items():
         if (folder / name).is_file():
-            shutil.copyfile(folder / name, goal / name)
+            shutil.copyfile(folder / name, goal / kept)
     if judged:
         console.note(f"{variant}: audit")
         write_json(goal / AUDIT, audit(folder, source_of(run, folder)))

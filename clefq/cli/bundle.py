@@ -1,0 +1,213 @@
+"""`clefq bundle`: the evidence in one place, its check, and the folder to upload."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clefq.cli.options import Json, Quiet
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rich.console import RenderableType
+
+    from clefq.console import Console
+    from clefq.release.hash_tree import HashTree
+    from clefq.release.publish import Published
+    from clefq.release.verify import Verified
+
+
+def command(
+    target: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="DIR", help="Run folder; with --verify a bundle or a published folder."
+        ),
+    ] = None,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option("--variant", metavar="NAME", help="Repeatable (default: all that are judged)"),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="PATH", help="Folder, or NAME.tar (default: RUN-evidence.tar here)."
+        ),
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compute everything again; exit 1 on a difference.")
+    ] = False,
+    root: Annotated[
+        str | None,
+        typer.Option("--root", metavar="SHA256", help="(verify) The root hash it must have."),
+    ] = None,
+    publish: Annotated[
+        Path | None,
+        typer.Option("--publish", metavar="OUT", help="Make the folder to upload, of one variant."),
+    ] = None,
+    repo: Annotated[
+        str | None,
+        typer.Option("--repo", metavar="ORG/NAME", help="(publish) Hub id, for card and command."),
+    ] = None,
+    base_model: Annotated[
+        str | None,
+        typer.Option("--base-model", metavar="ORG/NAME", help="(publish) See `clefq card`."),
+    ] = None,
+    despite: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--despite",
+            metavar="audit|card",
+            help="(publish) Publish a failed audit or a card that is out of date; it says so.",
+        ),
+    ] = None,
+    json_output: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Pack the evidence of a run folder, check a bundle, or make the folder to upload.
+
+    A bundle holds gate files, manifests, predictions, reports, audits and
+    definitions, with the hash of each and one over all of them.
+
+    --verify compares every hash, then computes every statistic and verdict
+    again from the predictions.
+
+    --publish makes the folder that goes to the hub: checkpoint, card, metrics,
+    definitions, evidence, and a vLLM plugin that needs nothing of clefq. A
+    verdict that is not a pass may be published; the card says it first.
+    """
+    from clefq.console import Console
+    from clefq.store.run import RunFolder
+
+    console = Console(json_output=json_output, quiet=quiet)
+    given = {"--repo": repo, "--base-model": base_model, "--despite": despite}
+    _refuse({"--root": root} if not verify else {"--out": out, "--publish": publish}, verify)
+    _refuse(given if publish is None else {"--out": out}, publish is not None)
+    if verify:
+        _verify(target or Path.cwd(), root, console)
+        return
+    run = RunFolder.find(target)
+    if publish is not None:
+        names = (repo, base_model, tuple(despite or ()))
+        _publish(run, variant, publish, names, console)
+        return
+    _pack(run, variant, out, console)
+
+
+def _refuse(given: Mapping[str, object], mode: bool) -> None:
+    from clefq.errors import InputError
+
+    for name, value in given.items():
+        if value:
+            where = "does not go with --verify or --publish" if mode else "needs another mode"
+            raise InputError(f"{name} {where}.", fix="see `clefq bundle --help`.")
+
+
+def _pack(run: object, variant: list[str] | None, out: Path | None, console: Console) -> None:
+    from tempfile import TemporaryDirectory
+
+    from clefq.release.archive import pack
+    from clefq.release.bundle import BundleJob, pack_evidence
+    from clefq.release.evidence import judged_variants
+    from clefq.store.atomic import atomic_folder
+    from clefq.store.run import RunFolder
+
+    assert isinstance(run, RunFolder)
+    variants = tuple(variant or judged_variants(run))
+    job = BundleJob(run, variants)
+    target = out or Path(f"{run.root.resolve().name}-evidence.tar")
+    if target.suffix == ".tar":
+        with TemporaryDirectory(prefix="clefq-") as scratch:
+            tree = pack_evidence(job, Path(scratch), console)
+            pack(Path(scratch), target)
+    else:
+        with atomic_folder(target) as partial:
+            tree = pack_evidence(job, partial, console)
+    value = {"bundle": str(target), "sha256": tree.sha256, "files": dict(tree.files)}
+    console.result({**value, "variants": list(variants)}, _packed_text(target, tree))
+
+
+def _packed_text(target: Path, tree: HashTree) -> RenderableType:
+    from rich.text import Text
+
+    lines = [
+        f"bundle  {target}  ({len(tree.files)} files)",
+        f"root    {tree.sha256}",
+        f"check   clefq bundle --verify {target}",
+    ]
+    return Text("\n".join(lines), overflow="fold")
+
+
+def _verify(target: Path, root: str | None, console: Console) -> None:
+    from clefq.release.evidence import is_published
+    from clefq.release.verify import verify
+    from clefq.release.verify_published import verify_published
+
+    check = verify_published if is_published(target) else verify
+    found = check(target, root, console)
+    console.result(found.to_json(), _verified_text(found))
+    if found.faults:
+        raise typer.Exit(1)
+
+
+def _verified_text(found: Verified) -> RenderableType:
+    from rich.text import Text
+
+    lines = [f"bundle  {found.bundle}", f"root    {found.root or '–'}"]
+    lines += [f"note: {note}" for note in found.notes]
+    lines += [f"{name}: {word.upper()}" for name, word in sorted(found.verdicts.items())]
+    if found.faults:
+        lines += [f"{len(found.faults)} fault(s):", *(f"  {fault}" for fault in found.faults)]
+    else:
+        count = len(found.verdicts)
+        lines.append(
+            f"{found.files} files as hashed; every figure of {count} report(s) computed again: same"
+        )
+    return Text("\n".join(lines), overflow="fold")
+
+
+def _publish(
+    run: object,
+    variant: list[str] | None,
+    out: Path,
+    names: tuple[str | None, str | None, tuple[str, ...]],
+    console: Console,
+) -> None:
+    from clefq.errors import InputError
+    from clefq.release.card import CardOptions
+    from clefq.release.evidence import find_place
+    from clefq.release.publish import OVERRIDES, PublishJob, publish
+    from clefq.store.run import RunFolder
+
+    assert isinstance(run, RunFolder)
+    repo, base_model, overrides = names
+    unknown = sorted(set(overrides) - set(OVERRIDES))
+    if unknown:
+        raise InputError(f"--despite is {unknown[0]}.", fix=f"give {' or '.join(OVERRIDES)}.")
+    if variant is not None and len(variant) > 1:
+        raise InputError("--publish takes one --variant.", fix="publish each on its own.")
+    name = find_place(run.root, variant[0] if variant else None, None, ()).variant
+    job = PublishJob(run, name, out, CardOptions(base_model, repo, overrides))
+    found = publish(job, console)
+    console.result(found.to_json(), _published_text(found))
+
+
+def _published_text(found: Published) -> RenderableType:
+    from rich.text import Text
+
+    from clefq.release.card_rows import gigabytes
+
+    verdicts = ", ".join(f"{name}: {word.upper()}" for name, word in found.verdicts.items())
+    lines = [
+        f"folder    {found.folder}  ({gigabytes(found.nbytes)})",
+        f"verdict   {verdicts}",
+        f"evidence  {found.tree.sha256}",
+        *(f"note      {note}" for note in found.notes),
+        f"check     clefq bundle --verify {found.folder}",
+        "upload with",
+        f"  {found.command}",
+    ]
+    return Text("\n".join(lines), overflow="fold")

@@ -1,0 +1,111 @@
+"""Checks a published folder: its evidence, and that checkpoint, card and metrics are of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import yaml
+
+from clefq.console import Console
+from clefq.errors import ClefqError
+from clefq.release.bundle import CONFIG
+from clefq.release.card import make_card
+from clefq.release.card_text import compare, read_card
+from clefq.release.evidence import EVIDENCE, PLUGIN, Evidence, disagreements, find_place, gather
+from clefq.release.publish import CARD, write_metrics
+from clefq.release.vendor import write_plugin
+from clefq.release.verify import Verified, verify
+from clefq.store.atomic import read_json, sha256_file
+
+
+def verify_published(folder: Path, root: str | None, console: Console) -> Verified:
+    """Checks a folder that `clefq bundle --publish` made.
+
+    Args:
+        folder: The folder, or a copy of it downloaded from the hub.
+        root: The root hash that its evidence must have, or None.
+        console: For progress.
+    """
+    found = verify(folder / EVIDENCE, root, console)
+    found.bundle = folder
+    if found.faults:
+        return found
+    try:
+        evidence = gather(find_place(folder, None, None, ()))
+        found.faults += disagreements(evidence)
+        found.faults += _file_faults(folder, evidence)
+        written = read_card(folder / CARD)
+        found.faults += compare(written, make_card(evidence, written.options))
+        found.faults += _metric_faults(folder, evidence)
+        found.faults += _definition_faults(folder)
+    except (ClefqError, OSError) as error:
+        found.faults.append(getattr(error, "message", None) or str(error))
+    found.notes += _plugin_notes(folder)
+    return found
+
+
+def _file_faults(folder: Path, evidence: Evidence) -> Iterator[str]:
+    """Every file that was recorded when the checkpoint was made."""
+    if evidence.manifest is None:
+        return
+    for name, digest in evidence.manifest.files.items():
+        if name == CARD:
+            continue
+        if not (folder / name).is_file():
+            yield f"{name} is missing"
+        elif sha256_file(folder / name) != digest:
+            yield f"{name} was changed"
+    home = folder / EVIDENCE / "models" / evidence.place.variant
+    for path in sorted(home.glob("*")):
+        copy = folder / ("config.json" if path.name == CONFIG else path.name)
+        if copy.is_file() and copy.read_bytes() != path.read_bytes():
+            yield f"{copy.name} is not the one in {EVIDENCE}"
+
+
+def _metric_faults(folder: Path, evidence: Evidence) -> Iterator[str]:
+    with TemporaryDirectory(prefix="clefq-") as scratch:
+        wanted = {
+            name
+            for item in evidence.sets
+            for name in write_metrics(Path(scratch) / "metrics", item.name, item.document)
+        }
+        there = {path.name for path in (folder / "metrics").glob("*")}
+        yield from (f"metrics/{name} is missing" for name in sorted(wanted - there))
+        yield from (f"metrics/{name} is of no report" for name in sorted(there - wanted))
+        for name in sorted(wanted & there):
+            made = (Path(scratch) / "metrics" / name).read_bytes()
+            if (folder / "metrics" / name).read_bytes() != made:
+                yield f"metrics/{name} is not that of the report"
+
+
+def _definition_faults(folder: Path) -> Iterator[str]:
+    for path in sorted((folder / EVIDENCE / "sets").glob("*/definition.json")):
+        copy = folder / "definitions" / f"{path.parent.name}.yaml"
+        try:
+            same = yaml.safe_load(copy.read_text("utf-8")) == read_json(path)
+        except (OSError, yaml.YAMLError):
+            same = False
+        if not same:
+            yield f"definitions/{copy.name} is not the set's definition"
+
+
+def _plugin_notes(folder: Path) -> Iterator[str]:
+    """The plugin is code: it is compared with what this clefq would write, and only noted."""
+    with TemporaryDirectory(prefix="clefq-") as scratch:
+        names = write_plugin(Path(scratch) / PLUGIN)
+        own = Path(scratch) / PLUGIN
+        differing = [
+            name
+            for name in names
+            if not (folder / PLUGIN / name).is_file()
+            or (folder / PLUGIN / name).read_bytes() != (own / name).read_bytes()
+        ]
+        there = (p for p in (folder / PLUGIN).rglob("*") if p.is_file() and p.suffix != ".pyc")
+        extra = {p.relative_to(folder / PLUGIN).as_posix() for p in there} - set(names)
+    if differing or extra:
+        yield (
+            f"{PLUGIN} differs from what this clefq writes in {len(differing) + len(extra)} files "
+            "(another version, or edited): read it before you install it"
+        )
