@@ -46,6 +46,7 @@ COMMANDS: dict[str, str] = {
     "repair": "repair",
     "diff": "diff",
     "card": "card",
+    "bundle": "bundle",
     "demo": "demo",
     "bench": "bench",
     "doctor": "doctor",
