@@ -140,7 +140,6 @@ def throughput(engine: Any, records: list, options: argparse.Namespace, *, head=
     works: dict[str, Callable[[], Any]] = {"run": lambda: engine.run(ready)}
     if head and options.no_head:
         works["no head"] = lambda: engine.without_head(ready)
-        works["tf32 head"] = lambda: engine.tf32_head(ready)
     turns = take_turns(works, options.passes)
     tokens = turns["run"].result
     result = {
@@ -151,7 +150,6 @@ def throughput(engine: Any, records: list, options: argparse.Namespace, *, head=
     }
     if "no head" in turns:
         result["without_head"] = turns["no head"].best
-        result["tf32_head"] = turns["tf32 head"].best
     return result
 
 
@@ -275,24 +273,6 @@ class Vllm:
                 outputs[one.index] = one.hidden.new_zeros(count)
 
         JointHeadPooler._run = zeros
-        try:
-            return self.run(prompts)
-        finally:
-            JointHeadPooler._run = original
-
-    def tf32_head(self, prompts: list) -> int:
-        import torch
-
-        from clefq.serving.pooler import JointHeadPooler
-
-        original = JointHeadPooler._run
-
-        def rounded(self: Any, finished: Any, outputs: list) -> None:
-            torch.backends.cuda.matmul.allow_tf32 = True
-            original(self, finished, outputs)
-            torch.backends.cuda.matmul.allow_tf32 = False
-
-        JointHeadPooler._run = rounded
         try:
             return self.run(prompts)
         finally:

