@@ -19,7 +19,8 @@ from clefq.clef.records import Record
 from clefq.console import Console
 from clefq.data.against import Reference, read_reference
 from clefq.data.definition import Definition, SourceUse, source_options
-from clefq.data.loading import Load, find_folder
+from clefq.data.hub_files import fetch, find_place
+from clefq.data.loading import Load
 from clefq.data.personal import KEY_VARIABLE
 from clefq.data.pool import Pool, PoolWriter, open_pool
 from clefq.data.prints import PoolPrints, learn_schema
@@ -155,8 +156,12 @@ class _Build:
         source = SOURCES[use.source]
         options = source_options(use)
         if source.origin == "public":
-            folder = find_folder(source, self.spec.data_dir, options)
-            return Load(source, use.split, options, folder)
+            place = find_place(source, options, self.spec.data_dir, use.hub)
+            source, folder = place.source, place.folder
+            if place.revision is not None:
+                self.console.note(f"{use.source} {use.split}: fetching {source.hub_files.path}")
+                folder = fetch(source, [use.split], self.work / f"hub-{use.source}-{use.split}")
+            return Load(source, use.split, options, folder, fetched=place.revision)
         seed = self.definition.seed
         return Load(source, use.split, options, self.spec.base, seed, use.count)
 
@@ -232,7 +237,7 @@ class _Build:
                 if (use.source, split) in seen:
                     continue
                 seen.add((use.source, split))
-                plain = SourceUse(source=use.source, split=split, options=use.options)
+                plain = SourceUse(source=use.source, split=split, options=use.options, hub=use.hub)
                 try:
                     entry = self._read(plain, self.work / f"held-out-{use.source}-{split}")
                 except DefinitionError as error:
@@ -284,7 +289,7 @@ class _Build:
         return SetDraft(
             role=definition.role,
             name=definition.name,
-            definition=definition,
+            definition=_as_recorded(definition),
             sources=tuple(_info(entry) for entry in entries),
             decontamination=Decontamination(
                 against={reference.name: reference.sha256 for reference in references},
@@ -327,6 +332,15 @@ class _Build:
                             advance(1)
 
         return write_set(self.spec.out, records(), media, draft)
+
+
+def _as_recorded(definition: Definition) -> dict[str, Any]:
+    """The definition in a manifest: what names no data set of the hub reads as it always did."""
+    plain: dict[str, Any] = to_plain(definition)
+    for use in plain["sources"]:
+        if use["hub"] is None:
+            del use["hub"]
+    return plain
 
 
 def _info(entry: _Entry) -> SourceInfo:

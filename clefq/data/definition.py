@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import yaml
 
+from clefq.data.hub_files import HubChoice
 from clefq.data.sources import SOURCES
 from clefq.errors import DefinitionError
 from clefq.store.data_files import DataFolder, data_folder
@@ -40,6 +41,7 @@ class SourceUse:
         split: Split of the source.
         count: Records to take; None takes all that remain after decontamination.
         options: The source's own options.
+        hub: Another data set of the hub that holds the source, or None.
         cohort: Replaces the records' cohort, or None to keep the source's.
         stratify: Dimensions that the sample keeps in proportion, the most important first.
         allocate: `proportional` to the pool, or `equal` shares along the first dimension.
@@ -56,6 +58,7 @@ class SourceUse:
     split: str = ""
     count: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    hub: HubChoice | None = None
     cohort: str | None = None
     stratify: tuple[Dimension, ...] = ("label", "length")
     allocate: Allocation = "proportional"
@@ -205,6 +208,10 @@ def _use_faults(use: SourceUse, where: str) -> list[str]:
         known = ", ".join(source.splits)
         found.append(f"{where}.split {use.split!r} is unknown; {use.source} has {known}")
     read_strict(source.options, use.options, found, f"{where}.options")
+    if use.hub is not None:
+        found += use.hub.faults(f"{where}.hub")
+        if source.origin != "public":
+            found.append(f"{where}.hub: {use.source} is not on the hub")
     if use.order == "shuffled" and use.keys == "natural":
         found.append(f"{where}.order: shuffled needs keys: letters or opaque")
     if len(set(use.stratify)) != len(use.stratify):

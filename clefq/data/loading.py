@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +15,6 @@ from clefq.data.sources.base import Example, HubRef, ReadSpec, Source, record_id
 from clefq.errors import DefinitionError, MissingDependencyError, RecordError
 from clefq.store.atomic import sha256_file
 from clefq.store.sets import SourceInfo
-
-DATA_DIR_VARIABLE = "CLEFQ_DATA_DIR"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +39,7 @@ class Load:
             folder that its paths are relative to.
         seed: Seed of the definition, for generators.
         count: Records wanted, for generators.
+        fetched: The hub's commit that the folder was fetched from, or None.
         rows_read: Rows seen so far.
         malformed: Rows refused so far.
     """
@@ -52,6 +50,7 @@ class Load:
     folder: Path | None
     seed: str = ""
     count: int | None = None
+    fetched: str | None = None
     rows_read: int = 0
     malformed: list[Malformed] = field(default_factory=list)
     _ids: set[bytes] = field(default_factory=set)
@@ -101,6 +100,8 @@ class Load:
     def _origin(self) -> tuple[Literal["local", "hub", "generated", "user"], str | None]:
         if self.source.origin != "public":
             return self.source.origin, self.source.revision
+        if self.fetched is not None:
+            return "hub", self.fetched
         if self.folder is None and self.source.hub is not None:
             return "hub", self.source.hub.revision
         return "local", self.source.revision
@@ -139,38 +140,6 @@ class Load:
             count=self.count,
         )
         return self.source.read(spec)
-
-
-def find_folder(source: Source, data_dir: Path | None, options: Any) -> Path | None:
-    """Folder of the source's original files, or None when the hub must give them.
-
-    Args:
-        source: The source.
-        data_dir: `--data-dir`, else the environment's CLEFQ_DATA_DIR. Holds one folder per
-            source, under its name, or under the `folder` that the options name.
-        options: The source's options.
-
-    Raises:
-        DefinitionError: A data folder is given but lacks this source, or none is given and the
-            source is not on the hub.
-    """
-    given = os.environ.get(DATA_DIR_VARIABLE)
-    root = data_dir if data_dir is not None else Path(given) if given else None
-    name = getattr(options, "folder", "") or source.name
-    if root is None:
-        if source.hub is None:
-            raise DefinitionError(
-                f"{source.title} is not on the hub in a form that clefq reads.",
-                fix=f"give the folder that holds {name}/ with --data-dir.",
-            )
-        return None
-    folder = root / name
-    if not folder.is_dir():
-        fix = f"put the original files of {source.title} there"
-        if source.hub is not None:
-            fix += f", or leave out --data-dir (and {DATA_DIR_VARIABLE}) to read the hub"
-        raise DefinitionError(f"{root} has no folder {name}/.", fix=fix + ".")
-    return folder
 
 
 def local_files(source: Source, split: str, folder: Path) -> tuple[str, ...]:

@@ -253,9 +253,3 @@ def test_unexpected_hub_layout_is_a_malformed_row(monkeypatch: pytest.MonkeyPatc
     reading = Load(kind, "train", kind.options(), None)
     assert list(reading.examples()) == []
     assert reading.malformed[0].reason.startswith("unexpected layout")
-
-
-def test_local_only_sources_say_so() -> None:
-    kind = SOURCES["emobank"]
-    with pytest.raises(DefinitionError, match="not on the hub"):
-        loading.find_folder(kind, None, kind.options())

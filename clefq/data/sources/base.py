@@ -34,6 +34,23 @@ class HubRef:
 
 
 @dataclass(frozen=True, slots=True)
+class HubFiles:
+    """A repository of the hub that holds the original files, in their original form.
+
+    Attributes:
+        path: `owner/name`, or None where none is known.
+        revision: Commit, or None where none is pinned: the definition then names one.
+        archive: A tar file of images in the repository, or None.
+        unpacked: Folder of those images in the original layout.
+    """
+
+    path: str | None = None
+    revision: str | None = None
+    archive: str | None = None
+    unpacked: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Example:
     """A record and what sampling needs to know of it.
 
@@ -95,6 +112,7 @@ class Source:
         options: Frozen dataclass of the options that a definition may set.
         files: Options → files read, where the options name them instead of the split.
         held_out: Splits that calibration must not touch.
+        hub_files: For sources without `hub`: where on the hub the original files are.
         origin: `public` data, `generated` by clefq, or the `user`'s own.
     """
 
@@ -112,6 +130,7 @@ class Source:
     options: type[Any] = NoOptions
     files: Callable[[Any], tuple[str, ...]] | None = None
     held_out: tuple[str, ...] = ()
+    hub_files: HubFiles = HubFiles()
     origin: Literal["public", "generated", "user"] = "public"
 
 

@@ -1,10 +1,11 @@
 """BFCL: which function answers a request, and with which arguments (Apache-2.0).
 
-Reads the leaderboard's v4 files `BFCL_v4_<category>.json` (JSON Lines) and the accepted calls in
-`possible_answer/`. The conversation is the state. `relevant` asks whether any function fits,
-`function` asks which one (with `no_function`), and where a case has a single function, one
-question per argument that has a closed set of values asks for the value. A case is right when
-all of its questions are: `record_exact_delta` judges cases.
+Reads the leaderboard's files `BFCL_v4_<category>.json` (JSON Lines) and the accepted calls in
+`possible_answer/`; the hub holds v3, whose files are named likewise. The conversation is the
+state. `relevant` asks whether any function fits, `function` asks which one (with `no_function`),
+and where a case has a single function, one question per argument that has a closed set of values
+asks for the value. A case is right when all of its questions are: `record_exact_delta` judges
+cases.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 from clefq.clef.records import Question
 from clefq.data.readers import Row, RowError, jsonl_rows
-from clefq.data.sources.base import Example, ReadSpec, Source, choice, many, noul
+from clefq.data.sources.base import Example, HubFiles, ReadSpec, Source, choice, many, noul
 
 NO_FUNCTION = "no_function"
 RELEVANT = noul("relevant", "Can one of the offered functions serve the user's request?")
@@ -52,8 +53,8 @@ def read(spec: ReadSpec) -> Iterator[Row]:
 
 
 def from_hub(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Not on the hub in a form that `datasets` reads."""
-    raise RowError("not on the hub")
+    """The hub holds the original files, no table."""
+    raise RowError("not a table on the hub")
 
 
 def build(value: dict[str, Any], record_id: str, options: Options) -> Iterable[Example]:
@@ -140,6 +141,12 @@ def _argument_questions(
                 yield choice(f"argument_{name}", asked, options), str(values[0])
 
 
+def _files(category: str) -> tuple[str, str]:
+    """The file of a category in v4 and in v3."""
+    older = category.removesuffix("_python")
+    return f"BFCL_v4_{category}.json", f"BFCL_v3_{older}.json"
+
+
 SOURCE = Source(
     name="bfcl",
     title="Berkeley Function-Calling Leaderboard v4",
@@ -148,12 +155,16 @@ SOURCE = Source(
     revision="6ea57973c7a6097fd7c5915698c54c17c5b1b6c8",
     splits={
         **{
-            name: ((f"BFCL_v4_{name}.json", f"possible_answer/BFCL_v4_{name}.json"),)
+            name: tuple((file, f"possible_answer/{file}") for file in _files(name))
             for name in WITH_ANSWERS
         },
-        **{name: ((f"BFCL_v4_{name}.json",),) for name in WITHOUT_ANSWERS},
+        **{name: tuple((file,) for file in _files(name)) for name in WITHOUT_ANSWERS},
     },
     hub=None,
+    hub_files=HubFiles(
+        "gorilla-llm/Berkeley-Function-Calling-Leaderboard",
+        "61fc0608cfd831fcfbbaa676ebdfef0ed963eeda",
+    ),
     read=read,
     from_hub=from_hub,
     build=build,

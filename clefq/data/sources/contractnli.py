@@ -51,8 +51,8 @@ def read(spec: ReadSpec) -> Iterator[Row]:
 
 
 def from_hub(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Not on the hub in the original form."""
-    raise RowError("not on the hub")
+    """The hub holds the original files, no table."""
+    raise RowError("not a table on the hub")
 
 
 def build(value: dict[str, Any], record_id: str, options: Options) -> Iterable[Example]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from clefq.data.readers import Row, RowError, json_file, text_field
-from clefq.data.sources.base import Example, NoOptions, ReadSpec, Source, choice, many
+from clefq.data.sources.base import Example, HubFiles, NoOptions, ReadSpec, Source, choice, many
 from clefq.errors import DefinitionError
 
 TAGS = {"Positive": "positive", "Neutral": "neutral", "Negative": "negative"}
@@ -30,8 +30,8 @@ def read(spec: ReadSpec) -> Iterator[Row]:
 
 
 def from_hub(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Not on the hub at a revision that could be pinned."""
-    raise RowError("not on the hub")
+    """The hub holds the original files, no table."""
+    raise RowError("not a table on the hub")
 
 
 def build(value: dict[str, Any], record_id: str, options: NoOptions) -> Iterable[Example]:
@@ -76,6 +76,7 @@ SOURCE = Source(
     revision="2aa69f41c36fbc1afcfcb096c000be1fa9c2e599",
     splits={"all": (("FinEntity.json",), ("data/FinEntity.json",))},
     hub=None,
+    hub_files=HubFiles("yixuantt/FinEntity"),
     read=read,
     from_hub=from_hub,
     build=build,

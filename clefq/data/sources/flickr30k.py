@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clefq.data.readers import Row, RowError, json_file
-from clefq.data.sources.base import Example, ReadSpec, Source
+from clefq.data.sources.base import Example, HubFiles, ReadSpec, Source
 from clefq.data.sources.captioned_images import QuestionName
 from clefq.data.sources.captions import caption_example, link_captions
 from clefq.errors import DefinitionError
@@ -55,8 +55,8 @@ def _row(spec: ReadSpec, file: str, number: int, image: dict[str, Any]) -> Row:
 
 
 def from_hub(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Not on the hub at a revision that could be pinned."""
-    raise RowError("not on the hub")
+    """The hub holds the original files, no table."""
+    raise RowError("not a table on the hub")
 
 
 def build(value: dict[str, Any], record_id: str, options: Options) -> Iterable[Example]:
@@ -72,6 +72,12 @@ SOURCE = Source(
     revision=None,
     splits={part: (("dataset_flickr30k.json",),) for part in ("train", "val", "test")},
     hub=None,
+    hub_files=HubFiles(
+        "cjc/flickr30k",
+        "5cd04e71affaa3b289d9f545b386d06338aa337c",
+        archive="flickr30k-images.tar",
+        unpacked=IMAGES,
+    ),
     read=read,
     from_hub=from_hub,
     build=build,

@@ -1,0 +1,192 @@
+"""Where a source is read from: original files on this machine, or the hub at a pinned commit.
+
+The hub holds some data sets as tables, which `datasets` reads (`clefq.data.loading`), and some as
+the original files, which are fetched here and then read as local ones.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from clefq.data.sources.base import HubFiles, Source
+from clefq.errors import DefinitionError, MissingDependencyError
+
+DATA_DIR_VARIABLE = "CLEFQ_DATA_DIR"
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_DONE = "unpacked"
+
+
+@dataclass(frozen=True, slots=True)
+class HubChoice:
+    """The data set of the hub that a definition names for a source.
+
+    Attributes:
+        id: `owner/name`.
+        revision: Commit, 40 hexadecimal digits: a branch would make sets differ from day to day.
+    """
+
+    id: str
+    revision: str
+
+    def faults(self, where: str) -> list[str]:
+        """What is wrong with it, each with its path."""
+        found = []
+        if _REPOSITORY.fullmatch(self.id) is None:
+            found.append(f"{where}.id {self.id!r} is not of the form owner/name")
+        if _COMMIT.fullmatch(self.revision) is None:
+            found.append(f"{where}.revision {self.revision!r} is no commit of 40 hex digits")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a source's rows are.
+
+    Attributes:
+        source: The source, with the hub's data set that the definition names.
+        folder: Folder of the original files; None where `datasets` reads them from the hub.
+        revision: The hub's commit that the folder was fetched from, or None.
+    """
+
+    source: Source
+    folder: Path | None
+    revision: str | None = None
+
+
+def find_place(
+    source: Source, options: Any, data_dir: Path | None, chosen: HubChoice | None = None
+) -> Place:
+    """Finds where a public source is to be read from; fetches nothing yet.
+
+    The first of: `--data-dir`; the hub's data set that the definition names; CLEFQ_DATA_DIR; the
+    hub's data set that is known here.
+
+    Args:
+        source: The source.
+        options: Its options.
+        data_dir: `--data-dir`. Holds one folder per source, under its name, or under the
+            `folder` that the options name.
+        chosen: What the definition names.
+
+    Raises:
+        DefinitionError: A data folder is given but lacks this source, or nothing is given and
+            no commit on the hub is known.
+    """
+    if chosen is not None:
+        source = choose(source, chosen)
+    given = os.environ.get(DATA_DIR_VARIABLE) if chosen is None else None
+    root = data_dir if data_dir is not None else Path(given) if given else None
+    name = getattr(options, "folder", "") or source.name
+    if root is not None:
+        folder = root / name
+        if not folder.is_dir():
+            raise DefinitionError(f"{root} has no folder {name}/.", fix=_fix_of_folder(source))
+        return Place(source, folder)
+    if source.hub is None and source.hub_files.revision is None:
+        raise DefinitionError(
+            f"{source.title} is not on the hub at a commit that clefq knows.",
+            fix=f"give the folder that holds {name}/ with --data-dir, or {naming(source)}.",
+        )
+    return Place(source, None, None if source.hub else source.hub_files.revision)
+
+
+def choose(source: Source, chosen: HubChoice) -> Source:
+    """The source read from another data set of the hub, in the layout that its own one has."""
+    if source.hub is not None:
+        hub = replace(source.hub, path=chosen.id, revision=chosen.revision)
+        return replace(source, hub=hub)
+    files = replace(source.hub_files, path=chosen.id, revision=chosen.revision)
+    return replace(source, hub_files=files)
+
+
+def naming(source: Source) -> str:
+    """What to write into a definition so that the hub gives this source."""
+    known = source.hub_files.path
+    files = {layout[0] for layouts in source.splits.values() for layout in layouts[:1]}
+    holder = known or f"a data set that holds {min(files)}" if files else "its data set"
+    name = known or "OWNER/NAME"
+    return f"write `hub: {{id: {name}, revision: COMMIT}}` under the source for {holder} on the hub"
+
+
+def _fix_of_folder(source: Source) -> str:
+    fix = f"put the original files of {source.title} there"
+    if source.hub is not None or source.hub_files.revision is not None:
+        fix += f", or leave out --data-dir (and {DATA_DIR_VARIABLE}) to read the hub"
+    return fix + "."
+
+
+def fetch(source: Source, splits: Sequence[str], work: Path) -> Path:
+    """Downloads the original files of some splits, at the pinned commit.
+
+    Args:
+        source: A source whose `hub_files` name a repository and a commit.
+        splits: Splits that are needed.
+        work: Folder for images that are unpacked; what an earlier call left in it is used.
+
+    Returns:
+        A folder in the original layout.
+
+    Raises:
+        DefinitionError: The hub cannot be reached or lacks the files.
+        MissingDependencyError: The hub's client is not installed.
+    """
+    files = source.hub_files
+    assert files.path is not None and files.revision is not None
+    wanted = [name for split in splits for layout in source.splits[split] for name in layout]
+    archive = [] if files.archive is None else [files.archive]
+    folder = _download(files, [*dict.fromkeys(wanted), *archive])
+    if files.archive is None:
+        return folder
+    return _unpacked(folder, files, wanted, work)
+
+
+def _download(files: HubFiles, names: Sequence[str]) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise MissingDependencyError("huggingface_hub", "pip install 'clefq[hub]'") from error
+    path, revision = str(files.path), str(files.revision)
+    try:
+        folder = snapshot_download(
+            path, repo_type="dataset", revision=revision, allow_patterns=list(names)
+        )
+    except Exception as error:  # the hub client raises dozens of kinds; all mean "not reachable"
+        raise DefinitionError(
+            f"cannot fetch {path}@{revision[:8]} from the hub: "
+            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            fix="check the network, or give the original files with --data-dir.",
+        ) from error
+    return Path(folder)
+
+
+def _unpacked(folder: Path, files: HubFiles, wanted: Sequence[str], work: Path) -> Path:
+    """The downloaded files beside the images of their archive."""
+    archive = folder / str(files.archive)
+    if not archive.is_file():
+        raise DefinitionError(f"{files.path}@{str(files.revision)[:8]} holds no {files.archive}.")
+    if not (work / _DONE).is_file():
+        images = work / files.unpacked
+        shutil.rmtree(work, ignore_errors=True)
+        images.mkdir(parents=True)
+        for name in dict.fromkeys(wanted):
+            if (folder / name).is_file():
+                shutil.copyfile(folder / name, work / name)
+        try:
+            with tarfile.open(archive) as tar:
+                for member in tar:
+                    content = tar.extractfile(member) if member.isfile() else None
+                    if content is not None:  # by its last name alone: no path leads elsewhere
+                        with (images / PurePosixPath(member.name).name).open("wb") as image:
+                            shutil.copyfileobj(content, image)
+        except (tarfile.TarError, EOFError) as error:
+            raise DefinitionError(f"{archive} is no whole tar file.") from error
+        (work / _DONE).touch()
+    return work
