@@ -73,6 +73,13 @@ def command(
     threads: Annotated[
         int | None, typer.Option("--threads", metavar="N", help="CPU threads.")
     ] = None,
+    dp: Annotated[
+        int,
+        typer.Option(
+            "--dp", metavar="N", help="Engines side by side, each with its own GPUs (vllm)."
+        ),
+    ] = 1,
+    tp: Annotated[int, typer.Option("--tp", metavar="N", help="GPUs of each engine (vllm).")] = 1,
     concurrency: Annotated[
         int | None,
         typer.Option("--concurrency", metavar="N", help="Requests in flight (with --engine http)."),
@@ -100,6 +107,8 @@ def command(
         dtype=dtype,
         threads=threads,
         concurrency=concurrency,
+        copies=dp,
+        tensor_parallel=tp,
     )
     choice = _Choice(model, variant, eval_set, parse_engine(engine), url, out)
     folder = run_folder(run)

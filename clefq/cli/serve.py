@@ -313,9 +313,13 @@ async def _run(wanted: _Wanted, plan: Plan, listener: socket.socket, console: Co
 
 
 def _announce(wanted: _Wanted, fleet: Fleet, url: str, console: Console) -> None:
-    if console.quiet and not console.json_output:
-        return
-    console.result(ready_json(wanted, fleet, url), ready_text(wanted, fleet, url))
+    import json
+
+    if console.json_output:
+        # one line: the access log follows on the same stream
+        sys.stdout.write(json.dumps(ready_json(wanted, fleet, url)) + "\n")
+    elif not console.quiet:
+        console.result(None, ready_text(wanted, fleet, url))
     sys.stdout.flush()
 
 

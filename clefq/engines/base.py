@@ -68,6 +68,8 @@ class EngineSpec:
         dtype: `auto` (as the checkpoint says, bfloat16), or `float32`, `float64` for references.
         threads: CPU threads, or None for the library's own choice.
         concurrency: Requests in flight (http only), or None for the engine's own choice.
+        copies: Engines side by side, each with GPUs or cores of its own (vllm only).
+        tensor_parallel: GPUs that share one copy (vllm only).
     """
 
     max_length: int = DEFAULT_MAX_LENGTH
@@ -77,6 +79,8 @@ class EngineSpec:
     dtype: str = "auto"
     threads: int | None = None
     concurrency: int | None = None
+    copies: int = 1
+    tensor_parallel: int = 1
 
     def __post_init__(self) -> None:
         faults = [
@@ -86,6 +90,8 @@ class EngineSpec:
                 ("batch_tokens", self.batch_tokens),
                 ("threads", self.threads),
                 ("concurrency", self.concurrency),
+                ("copies", self.copies),
+                ("tensor_parallel", self.tensor_parallel),
             )
             if value is not None and value < 1
         ]

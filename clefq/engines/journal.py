@@ -76,7 +76,7 @@ class Journal:
         """
         assert self._file is not None
         try:
-            self._write(self._file, [_to_json(result) for result in results])
+            self._write(self._file, [result_to_json(result) for result in results])
         except OSError as error:
             raise disk_error(error, self.path) from error
         self.results.update((result.record_id, result) for result in results)
@@ -104,7 +104,7 @@ class Journal:
                 self.discarded = number == 0 and value is not None
                 break
             if number > 0:
-                results = [_from_json(item) for item in value]
+                results = [result_from_json(item) for item in value]
                 self.results.update((result.record_id, result) for result in results)
             good_end += len(line)
         file.truncate(good_end)
@@ -133,7 +133,8 @@ def _parse(line: bytes) -> Any:
         return None
 
 
-def _to_json(result: RecordResult) -> dict[str, Any]:
+def result_to_json(result: RecordResult) -> dict[str, Any]:
+    """A result as JSON; numbers survive exactly."""
     return {
         "record_id": result.record_id,
         "option_ids": {key: list(ids) for key, ids in result.option_ids.items()},
@@ -148,7 +149,8 @@ def _to_json(result: RecordResult) -> dict[str, Any]:
     }
 
 
-def _from_json(value: dict[str, Any]) -> RecordResult:
+def result_from_json(value: dict[str, Any]) -> RecordResult:
+    """The result that `result_to_json` wrote."""
     return RecordResult(
         record_id=value["record_id"],
         option_ids={key: tuple(ids) for key, ids in value["option_ids"].items()},

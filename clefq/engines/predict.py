@@ -228,7 +228,10 @@ def _key(job: PredictJob, meta: PredictionsMeta) -> str:
     """Hash of everything that decides the results; not the time, and not the file's name."""
     values = asdict(meta)
     del values["created_at"]
-    values |= {"spec": asdict(job.spec), "url": job.url, "images": _image_settings(job)}
+    spec = asdict(job.spec)
+    # a window's results are the same whichever copy runs it
+    del spec["copies"]
+    values |= {"spec": spec, "url": job.url, "images": _image_settings(job)}
     return sha256_bytes(compact_json(values).encode())
 
 

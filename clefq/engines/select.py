@@ -103,7 +103,12 @@ def open_engine(name: EngineName, folder: Path, spec: EngineSpec, console: Conso
 
     Raises:
         CheckpointError: The engine cannot run this checkpoint.
+        InputError: Several devices for an engine that runs on one.
     """
+    if name != "vllm" and (spec.copies > 1 or spec.tensor_parallel > 1):
+        raise InputError(
+            f"the {name} engine runs on one device.", fix="leave --dp and --tp out, or use vllm."
+        )
     engine: Engine = import_module(ENGINE_MODULES[name]).open_engine(folder, spec)
     for warning in getattr(engine, "warnings", ()):
         console.note(f"warning: {warning}")

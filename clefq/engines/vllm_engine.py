@@ -6,15 +6,16 @@ when it serves; a window is what is journalled as one group.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clefq.clef.encoding import EncodeSpec
-from clefq.engines.base import EngineInfo, EngineSpec, RecordResult, result_from_logits
+from clefq.engines.base import Engine, EngineInfo, EngineSpec, RecordResult, result_from_logits
 from clefq.errors import InputError
 from clefq.serving.arithmetic import executed
+from clefq.serving.media import load_image
 from clefq.serving.offline import Clef
 from clefq.serving.runtime import Prompt
 from clefq.serving.settings import ServeSettings
@@ -31,7 +32,9 @@ _CPU_WINDOW = 32
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class Job:
+    """A record and its prompt, without pixels."""
+
     record: Record
     prompt: Prompt
 
@@ -42,6 +45,10 @@ class VllmEngine:
     Args:
         folder: A checkpoint folder.
         spec: How to run it; `batch_tokens` is the size of an engine step.
+
+    Attributes:
+        info: What runs.
+        window: Records that are run together.
 
     Raises:
         CheckpointError: Not a whole Clef checkpoint, or one that this vLLM cannot run.
@@ -54,15 +61,8 @@ class VllmEngine:
                 f"the vllm engine runs in bfloat16, not {spec.dtype}.",
                 fix="leave --dtype out, or use --engine transformers.",
             )
-        settings = ServeSettings(
-            max_length=spec.max_length,
-            max_images=MAX_IMAGES,
-            cpu_threads=spec.threads,
-        )
-        if spec.batch_tokens is not None:
-            settings = replace(settings, step_tokens=spec.batch_tokens)
         self._spec = spec
-        self._clef = Clef(folder, settings)
+        self._clef = Clef(folder, serve_settings(spec))
         runtime = self._clef.runtime
         _check_device(spec.device, runtime.on_cpu)
         ran = executed(runtime)
@@ -72,7 +72,7 @@ class VllmEngine:
                 "activations, which is not the scheme that would be judged.",
                 fix="use a GPU of the Ada, Hopper or Blackwell generation, or transformers.",
             )
-        self._window = _CPU_WINDOW if runtime.on_cpu else WINDOW
+        self.window = _CPU_WINDOW if runtime.on_cpu else WINDOW
         self.info = EngineInfo(
             engine="vllm",
             engine_version=runtime.version,
@@ -86,13 +86,11 @@ class VllmEngine:
         self, records: Sequence[Record], media_root: Path | None = None
     ) -> Iterator[Sequence[RecordResult]]:
         """See `Engine.predict`: first the records that cannot be run, then window by window."""
-        jobs, failed = self._encode(records, media_root)
+        jobs, failed = encode_jobs(self._clef.prompt, records, media_root, self._spec)
         if failed:
             yield failed
-        # longest first: what does not fit shows at once, and a resumed run has the same windows
-        jobs.sort(key=lambda job: -len(job.prompt.encoded.token_ids))
-        for start in range(0, len(jobs), self._window):
-            yield self._run(jobs[start : start + self._window], media_root)
+        for start in range(0, len(jobs), self.window):
+            yield self._run(jobs[start : start + self.window], media_root)
 
     @property
     def clef(self) -> Clef:
@@ -103,23 +101,7 @@ class VllmEngine:
         """Frees the model and its processes."""
         self._clef.close()
 
-    def _encode(
-        self, records: Sequence[Record], media_root: Path | None
-    ) -> tuple[list[_Job], list[RecordResult]]:
-        spec = EncodeSpec(self._spec.max_length, self._spec.truncate_state)
-        jobs: list[_Job] = []
-        failed: list[RecordResult] = []
-        for record in records:
-            try:
-                prompt = self._clef.prompt(record, self._clef.load_images(record, media_root), spec)
-            except InputError as error:
-                failed.append(RecordResult.failed(record, error.message))
-                continue
-            # the pixels are read again when their window runs
-            jobs.append(_Job(record, replace(prompt, images=())))
-        return jobs, failed
-
-    def _run(self, jobs: Sequence[_Job], media_root: Path | None) -> list[RecordResult]:
+    def _run(self, jobs: Sequence[Job], media_root: Path | None) -> list[RecordResult]:
         prompts = [
             replace(job.prompt, images=self._clef.load_images(job.record, media_root))
             for job in jobs
@@ -138,9 +120,59 @@ class VllmEngine:
         return results
 
 
-def open_engine(folder: Path, spec: EngineSpec) -> VllmEngine:
+def open_engine(folder: Path, spec: EngineSpec) -> Engine:
     """Loads a checkpoint (the entry point that `clefq.engines.select` calls)."""
+    if spec.copies > 1:
+        from clefq.engines.vllm_copies import VllmCopies
+
+        return VllmCopies(folder, spec)
     return VllmEngine(folder, spec)
+
+
+def serve_settings(spec: EngineSpec) -> ServeSettings:
+    """The settings of an engine that predicts."""
+    settings = ServeSettings(
+        max_length=spec.max_length,
+        max_images=MAX_IMAGES,
+        cpu_threads=spec.threads,
+        tensor_parallel=spec.tensor_parallel,
+    )
+    if spec.batch_tokens is not None:
+        settings = replace(settings, step_tokens=spec.batch_tokens)
+    return settings
+
+
+def encode_jobs(
+    prompt: Callable[[Record, Sequence[Any], EncodeSpec], Prompt],
+    records: Sequence[Record],
+    media_root: Path | None,
+    spec: EngineSpec,
+) -> tuple[list[Job], list[RecordResult]]:
+    """Encodes records and puts them in order.
+
+    Args:
+        prompt: Makes a prompt of a record and its images.
+        records: To run.
+        media_root: Folder that image paths are relative to.
+        spec: Token limit, and what to do beyond it.
+
+    Returns:
+        What can be run, longest first: what does not fit shows at once, and a resumed run has the
+        same windows. And the results of the records that cannot be run.
+    """
+    limits = EncodeSpec(spec.max_length, spec.truncate_state)
+    jobs: list[Job] = []
+    failed: list[RecordResult] = []
+    for record in records:
+        try:
+            made = prompt(record, [load_image(path, media_root) for path in record.images], limits)
+        except InputError as error:
+            failed.append(RecordResult.failed(record, error.message))
+            continue
+        # the pixels are read again when their window runs
+        jobs.append(Job(record, replace(made, images=())))
+    jobs.sort(key=lambda job: -len(job.prompt.encoded.token_ids))
+    return jobs, failed
 
 
 def _check_device(name: str, on_cpu: bool) -> None:

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -133,16 +132,33 @@ async def ask(client: httpx.AsyncClient, record: Record, expected: Expected) -> 
     return reply.status_code
 
 
-async def ask_all(live: Live, records: list[Record], expected: Expected, during: Any) -> list[int]:
-    """Asks about all records at once; `during` runs when the server has taken them all."""
-    limits = httpx.Limits(max_connections=len(records))
-    async with httpx.AsyncClient(base_url=live.url, limits=limits, timeout=120) as client:
-        tasks = [asyncio.create_task(ask(client, record, expected)) for record in records]
-        while await asyncio.to_thread(live.gauge, "in_flight") < len(records) // 2:
-            assert not all(task.done() for task in tasks), "too quick to be disturbed"
-            await asyncio.sleep(0.01)
-        await asyncio.to_thread(during)
-        return list(await asyncio.gather(*tasks))
+async def clients(
+    live: Live, records: list[Record], expected: Expected, until: Any, count: int = 32
+) -> list[int]:
+    """`count` clients ask one record after the other until `until`, a coroutine, is done."""
+    statuses: list[int] = []
+    over = asyncio.ensure_future(until)
+
+    async def one(turn: int) -> None:
+        while not over.done():
+            try:
+                statuses.append(await ask(http, records[turn % len(records)], expected))
+            except httpx.ConnectError:  # not accepted, so not lost
+                statuses.append(0)
+                await asyncio.sleep(0.1)
+            turn += 1
+
+    # a connection each: one that is kept open may be closed just as the next request is sent
+    limits = httpx.Limits(max_connections=count, max_keepalive_connections=0)
+    async with httpx.AsyncClient(base_url=live.url, limits=limits, timeout=120) as http:
+        await asyncio.gather(*(one(number) for number in range(count)))
+    over.result()
+    return statuses
+
+
+async def later(seconds: float, action: Any, *arguments: Any) -> None:
+    await asyncio.sleep(seconds)
+    action(*arguments)
 
 
 def test_the_curl_examples(live: Live) -> None:
@@ -172,14 +188,23 @@ def test_a_killed_core_costs_nobody_an_answer(
     live: Live, records: list[Record], expected: Expected
 ) -> None:
     core = live.core()
-    statuses = asyncio.run(ask_all(live, records, expected, lambda: os.kill(core, signal.SIGKILL)))
+
+    async def until() -> None:
+        await later(2, os.kill, core, signal.SIGKILL)
+        while not await asyncio.to_thread(live.gauge, "engine_restarts_total"):
+            await asyncio.sleep(0.2)
+        while not await asyncio.to_thread(live.gauge, "engines_alive"):
+            await asyncio.sleep(0.2)
+        await asyncio.sleep(1)
+
+    statuses = asyncio.run(clients(live, records, expected, until()))
+    # 503 for those that came while there was no engine; no accepted one was lost or swapped
     assert set(statuses) <= {200, 503}
-    # accepted before the death: all of them are asked again and answered
-    assert statuses.count(200) == len(records)
-    assert live.gauge("engine_restarts_total") == 1
+    assert statuses.count(200) > 32
+    assert statuses[-1] == 200
     assert live.gauge("prompts_retried") > 0
+    assert live.gauge("prompts_unanswered") == 0
     assert not running(core)
-    assert httpx.get(f"{live.url}/health").status_code == 200
 
 
 def test_a_signal_under_load_finishes_what_was_accepted(
@@ -187,17 +212,21 @@ def test_a_signal_under_load_finishes_what_was_accepted(
 ) -> None:
     pids = descendants(live.process.pid)
     assert len(pids) >= 2
-    statuses = asyncio.run(ask_all(live, records, expected, live.process.terminate))
-    # the last ones may still have been on their way when the signal came
-    assert set(statuses) <= {200, 503}
-    assert statuses.count(200) >= len(records) // 2
+
+    async def until() -> None:
+        await later(2, live.process.terminate)
+        while live.process.poll() is None:
+            await asyncio.sleep(0.1)
+
+    statuses = asyncio.run(clients(live, records, expected, until()))
+    assert set(statuses) <= {0, 200, 503}
+    assert statuses.count(200) > 32
     errors = live.end()
     assert live.process.returncode == 0, errors
-    left = [pid for pid in pids if running(pid)]
-    assert left == []
     accepted = re.search(r"stopping: (\d+) in flight", errors)
     assert accepted is not None
-    assert statuses.count(200) >= int(accepted[1])
+    assert int(accepted[1]) > 0
+    assert [pid for pid in pids if running(pid)] == []
 
 
 def descendants(pid: int) -> list[int]:
@@ -207,37 +236,25 @@ def descendants(pid: int) -> list[int]:
 
 def test_load_on_two_engines(records: list[Record], expected: Expected) -> None:
     """Long: for `make test-serve` by hand. 64 clients for a minute, one core killed meanwhile."""
-    live = Live("--dp", "2", "--max-length", "4096", "--max-images", "0", "--threads", "1")
+    server = Live("--dp", "2", "--max-length", "4096", "--max-images", "0", "--threads", "1")
     try:
-        statuses = asyncio.run(_clients(live, records, expected, seconds=60))
+        core = server.core()
+
+        async def until() -> None:
+            await later(20, os.kill, core, signal.SIGKILL)
+            await asyncio.sleep(40)
+
+        statuses = asyncio.run(clients(server, records, expected, until(), 64))
+        # the other engine takes over at once
         assert set(statuses) == {200}
-        assert live.gauge("engine_restarts_total") == 1
-        live.process.terminate()
-        live.end()
-        assert live.process.returncode == 0
+        assert server.gauge("engine_restarts_total") == 1
+        front = resident(server.process.pid)
+        asyncio.run(clients(server, records, expected, asyncio.sleep(20), 64))
+        assert resident(server.process.pid) < 1.1 * front
+        server.process.terminate()
+        server.end()
+        assert server.process.returncode == 0
     finally:
-        live.process.kill()
-
-
-async def _clients(
-    live: Live, records: list[Record], expected: Expected, seconds: float
-) -> list[int]:
-    statuses: list[int] = []
-    begun = time.monotonic()
-
-    async def one(number: int, client: httpx.AsyncClient) -> None:
-        turn = number
-        while time.monotonic() < begun + seconds:
-            statuses.append(await ask(client, records[turn % len(records)], expected))
-            turn += 1
-
-    limits = httpx.Limits(max_connections=64)
-    async with httpx.AsyncClient(base_url=live.url, limits=limits, timeout=120) as client:
-        core = live.core()
-        tasks = [asyncio.create_task(one(number, client)) for number in range(64)]
-        await asyncio.sleep(seconds / 4)
-        sizes = [resident(pid) for pid in descendants(live.process.pid)]
-        os.kill(core, signal.SIGKILL)
-        await asyncio.gather(*tasks)
-    assert sizes
-    return statuses
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.communicate()
