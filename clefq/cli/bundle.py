@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from clefq.release.publish import Published
     from clefq.release.verify import Verified
 
+_SHOWN = 12
+
 
 def command(
     target: Annotated[
@@ -160,7 +162,9 @@ def _verified_text(found: Verified) -> RenderableType:
     lines += [f"note: {note}" for note in found.notes]
     lines += [f"{name}: {word.upper()}" for name, word in sorted(found.verdicts.items())]
     if found.faults:
-        lines += [f"{len(found.faults)} fault(s):", *(f"  {fault}" for fault in found.faults)]
+        lines += [f"{len(found.faults)} fault(s):", *(f"  {f}" for f in found.faults[:_SHOWN])]
+        hidden = len(found.faults) - _SHOWN
+        lines += [f"  … and {hidden} more (--json lists all)"] if hidden > 0 else []
     else:
         count = len(found.verdicts)
         lines.append(

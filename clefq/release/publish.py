@@ -14,6 +14,7 @@ import yaml
 
 from clefq.console import Console
 from clefq.errors import AuditError, InputError
+from clefq.parity.rejudge import slice_order
 from clefq.parity.report_files import write_breakdown
 from clefq.quantize.finish import hash_files
 from clefq.release.bundle import BundleJob, pack_evidence
@@ -208,13 +209,17 @@ def write_metrics(folder: Path, set_name: str, document: Mapping[str, Any]) -> l
     for name, key in METRICS.items():
         slices = {
             label: metrics
-            for label, metrics in document["slices"].items()
+            for label, metrics in sorted(document["slices"].items(), key=_by_band)
             if label.startswith(f"{key}=")
         }
         if slices:
             names.append(f"{set_name}-{name}.csv")
             write_breakdown(folder / names[-1], {"metrics": {}, "slices": slices})
     return names
+
+
+def _by_band(item: tuple[str, Any]) -> tuple[str, int, str]:
+    return slice_order(item[0])
 
 
 def _write_definitions(partial: Path) -> None:
