@@ -31,6 +31,7 @@ from clefq.serving.prompts import PromptMaker
 if TYPE_CHECKING:
     from clefq.clef.records import Record
 
+COMMAND = (sys.executable, "-m", "clefq.engines.vllm_copy")
 _STOP_SECONDS = 20
 
 
@@ -113,7 +114,7 @@ class _Child:
         self._number = number
         self._hello: Any = None
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "clefq.engines.vllm_copy"],
+            COMMAND,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=dict(environment),
