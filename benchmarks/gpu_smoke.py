@@ -69,6 +69,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--step-tokens", type=int, default=8192)
     parser.add_argument("--max-length", type=int, default=16384)
     parser.add_argument("--max-images", type=int, default=1)
+    parser.add_argument("--gpu-memory", type=float, default=0.9)
     parser.add_argument("--repeat", type=int, default=1, help="timed passes; the best counts")
     parser.add_argument("--verbose", action="store_true", help="show vLLM's own log")
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
@@ -117,6 +118,7 @@ def with_vllm(folder: Path, records: list, options: argparse.Namespace) -> dict:
         max_images=options.max_images,
         step_tokens=options.step_tokens,
         gdn_backend=options.gdn,
+        gpu_memory=options.gpu_memory,
         eager=options.eager,
     )
     started = time.perf_counter()

@@ -1,0 +1,226 @@
+"""Loads `clefq serve` in several layouts of engines: dp 1, dp 2, tp 2, and so on.
+
+    python benchmarks/gpu_serve.py MODEL --layouts dp1 dp2 tp2 --lengths 1000 [--kill] [-- OPTIONS]
+
+For each layout a server is started as a user would, with OPTIONS added to `clefq serve`; it is
+loaded with `clefq bench server` (closed loop), asked 16 fixed requests in full precision, whose
+probabilities are compared with the first layout's, and ended with SIGTERM while requests are in
+flight. With `--kill` and several engines the process that runs the first one's model is killed in
+the middle of a second load: every request must be answered or refused with a status.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPOSITORY))
+CLEFQ = [sys.executable, "-m", "clefq.cli.main"]
+FIXED = 16
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("--layouts", nargs="+", default=["dp1", "dp2", "tp2"])
+    parser.add_argument("--lengths", default="1000")
+    parser.add_argument("--records", help="a set folder instead")
+    parser.add_argument("--check", help="predictions of that set: answers must be these")
+    parser.add_argument("--clients", default="64")
+    parser.add_argument("--duration", default="20")
+    parser.add_argument("--port", type=int, default=8123)
+    parser.add_argument("--kill", action="store_true")
+    parser.add_argument("--json", type=Path)
+    split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    options = parser.parse_args(sys.argv[1:split])
+    options.serve = sys.argv[split + 1 :]  # options of clefq serve
+    rows: list[dict] = []
+    for layout in options.layouts:
+        row = measure(options, layout)
+        rows.append(row)
+        if options.json:
+            options.json.write_text(json.dumps(rows))
+        print(line(row, rows[0]), flush=True)
+
+
+def measure(options: argparse.Namespace, layout: str) -> dict:
+    started = time.perf_counter()
+    flags = [f"--{layout[:2]}", layout[2:], "--port", str(options.port), "--no-access-log"]
+    with tempfile.TemporaryFile("w+") as log:
+        server = subprocess.Popen(
+            [*CLEFQ, "serve", options.model, "--json", *flags, *options.serve],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path()},
+        )
+        row: dict[str, Any] = {"layout": layout}
+        try:
+            facts = json.loads(server.stdout.readline() or "{}")
+            wait_ready(options.port, server)
+            row |= {"started": time.perf_counter() - started, "facts": facts}
+            row["load"] = bench(options)
+            row["fixed"] = fixed(options)
+            if options.kill and layout.startswith("dp") and layout != "dp1":
+                row["kill"] = bench(options, kill=core_of(facts))
+                row["metrics"] = engine_metrics(options.port)
+            row |= end_under_load(options, server)
+        except Exception as error:
+            log.seek(0)
+            row["error"] = f"{error!r}; server's log: {log.read()[-3000:]}"
+        finally:
+            if server.poll() is None:
+                server.kill()
+        return row
+
+
+def path() -> str:
+    return os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+
+
+def wait_ready(port: int, server: subprocess.Popen) -> None:
+    import httpx
+
+    while server.poll() is None:
+        try:
+            if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.2)
+    raise RuntimeError(f"the server ended with {server.returncode}")
+
+
+def command(options: argparse.Namespace, out: Path, duration: str) -> list[str]:
+    asked = ["--lengths", options.lengths, "--count", "64"]
+    if options.records:
+        asked = ["--records", options.records]
+        asked += ["--check", options.check] if options.check else []
+    url = f"http://127.0.0.1:{options.port}"
+    times = ["--duration", duration, "--warmup", "3", "--clients", options.clients]
+    return [*CLEFQ, "bench", "server", url, *asked, *times, "--quiet", "--json", "--out", str(out)]
+
+
+def bench(options: argparse.Namespace, kill: int | None = None) -> dict:
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) / "load.json"
+        load = subprocess.Popen(
+            command(options, out, options.duration),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path()},
+        )
+        if kill is not None:
+            time.sleep(float(options.duration) / 2)
+            os.kill(kill, signal.SIGKILL)
+        _, errors = load.communicate()
+        if not out.is_file():
+            raise RuntimeError(f"bench server: {errors[-500:]}")
+        return json.loads(out.read_text())
+
+
+def core_of(facts: dict) -> int:
+    """The process that runs the first engine's model: its largest child, or itself."""
+    worker = facts["engines"][0]["pid"]
+    children = Path(f"/proc/{worker}/task/{worker}/children").read_text().split()
+    sizes = {pid: int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in children}
+    return int(max(sizes, key=sizes.__getitem__)) if sizes else worker
+
+
+def fixed(options: argparse.Namespace) -> list[dict]:
+    """Probabilities of 16 fixed requests, in full precision."""
+    import httpx
+
+    import clefq.nano
+    from clefq.bench import workload
+    from clefq.clef.records import record_to_json
+    from clefq.clef.tokenizer import PromptTokenizer
+
+    folder = Path(options.model)
+    if not folder.is_dir():
+        folder = Path(clefq.nano.__file__).parent / "weights"
+    records = workload.records(PromptTokenizer.from_folder(folder), ["500"], FIXED, seed=7)
+    url = f"http://127.0.0.1:{options.port}"
+    found = []
+    with httpx.Client(timeout=120, headers={"x-clefq-precision": "full"}) as client:
+        name = client.get(f"{url}/v1/models").json()["data"][0]["id"]
+        for record in records:
+            body = record_to_json(record)
+            body = {"model": name, "state": body["state"], "questions": body["questions"]}
+            reply = client.post(f"{url}/v1/systemone", json=body)
+            reply.raise_for_status()
+            found.append(reply.json()["answers"])
+    return found
+
+
+def largest_difference(left: Any, right: Any) -> float:
+    if isinstance(left, dict):
+        return max((largest_difference(left[key], right[key]) for key in left), default=0.0)
+    if isinstance(left, list):
+        return max(map(largest_difference, left, right), default=0.0)
+    if isinstance(left, float):
+        return abs(left - right)
+    return 0.0
+
+
+def engine_metrics(port: int) -> list[str]:
+    import httpx
+
+    text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+    words = ("restart", "retr", "alive", "engines")
+    lines = [one for one in text.splitlines() if not one.startswith("#")]
+    return [one for one in lines if any(word in one for word in words)]
+
+
+def end_under_load(options: argparse.Namespace, server: subprocess.Popen) -> dict:
+    """SIGTERM in the middle of a load: seconds until the server is gone, and its exit code."""
+    with tempfile.TemporaryDirectory() as scratch:
+        load = subprocess.Popen(
+            command(options, Path(scratch) / "load.json", "8"),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": path()},
+        )
+        time.sleep(6)
+        asked = time.perf_counter()
+        server.send_signal(signal.SIGTERM)
+        code = server.wait(timeout=60)
+        seconds = time.perf_counter() - asked
+        load.kill()
+        load.wait()
+        return {"ended": seconds, "exit_code": code}
+
+
+def line(row: dict, first: dict) -> str:
+    if "error" in row:
+        return f"{row['layout']}: FAILED: {row['error']}"
+    load = row["load"]["rows"][0]
+    base = first["load"]["rows"][0]["requests_per_second"] if "load" in first else float("nan")
+    text = (
+        f"{row['layout']}: ready in {row['started']:.0f} s, "
+        f"{load['requests_per_second']:.1f} requests/s ({load['requests_per_second'] / base:.2f}×),"
+        f" p50 {load['latency']['median'] * 1e3:.0f} ms, p95 {load['latency']['p95'] * 1e3:.0f} ms"
+        f"; SIGTERM: exit {row['exit_code']} after {row['ended']:.1f} s"
+    )
+    if "fixed" in first:
+        text += (
+            f"; max |Δp| to {first['layout']} {largest_difference(row['fixed'], first['fixed'])}"
+        )
+    text += f"\n  load: {load}"
+    if "kill" in row:
+        text += f"\n  killed: {row['kill']['rows'][0]}\n  {row['metrics']}"
+    return text
+
+
+if __name__ == "__main__":
+    main()
