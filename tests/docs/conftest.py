@@ -31,9 +31,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def quick_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Records of the bundled eval set that are short and ask much."""
-    found = open_set(SETS / "nano-eval").records()
-    short = [record for record in found if len(str(record.state)) < 500 and not record.images]
-    short.sort(key=lambda record: -len(record.questions))
-    draft = SetDraft(role="eval", name="quick", definition={"first": 30}, sources=())
-    return write_set(tmp_path_factory.mktemp("sets") / "quick", short[:30], {}, draft).path
+    """The shortest records of the bundled eval set."""
+    found = [record for record in open_set(SETS / "nano-eval").records() if not record.images]
+    short = sorted(found, key=lambda record: len(str(record.state)))[:40]
+    draft = SetDraft(role="eval", name="quick", definition={"shortest": 40}, sources=())
+    return write_set(tmp_path_factory.mktemp("sets") / "quick", short, {}, draft).path
