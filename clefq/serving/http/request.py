@@ -101,7 +101,8 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
     if body.get("videos"):
         raise ApiError.of(UNSUPPORTED, "videos are not supported; send images", "videos")
     for name, message in _REFUSED.items():
-        if body.get(name):
+        value = body.get(name)
+        if value is not None and value != {}:
             raise ApiError.of(UNSUPPORTED, message, name)
 
 

@@ -1,0 +1,101 @@
+"""The API's description holds for what the server does; schemathesis tests it at length by hand:
+
+    schemathesis run http://127.0.0.1:8000/openapi.json --exclude-checks positive_data_acceptance
+
+(that one check cannot pass: no schema says that base64 text is an image, or counts tokens).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from clefq.serving.http import errors
+from clefq.serving.http.openapi import ERROR, EXAMPLE, ask_responses, request_schema
+from clefq.serving.http.settings import Limits, ServerSettings
+from clefq.serving.prompts import PromptMaker
+from tests.clef.generate import record
+from tests.serving.http.client import ASK, BODY, TYPESAFE, Asker
+from tests.serving.http.fake import FakeBackend
+
+
+@pytest.fixture
+def page(prompts: PromptMaker) -> dict[str, Any]:
+    value: dict[str, Any] = Asker(prompts).get("/openapi.json").json()
+    return value
+
+
+def test_the_page_describes_every_route_and_every_error(page: dict[str, Any]) -> None:
+    assert set(page["paths"]) == {ASK, "/v1/models", "/health", "/metrics"}
+    operation = page["paths"][ASK]["post"]
+    answered = {str(kind.status) for kind in errors.ASK_KINDS}
+    assert set(operation["responses"]) == {"200", *answered}
+    stated = " ".join(response["description"] for response in operation["responses"].values())
+    for kind in errors.ASK_KINDS:
+        assert f"`{kind.type}`" in stated
+    names = {parameter["name"] for parameter in operation["parameters"]}
+    assert names == {"x-clefq-dialect", "x-clefq-precision", "x-request-id"}
+
+
+def test_the_schemas_are_schemas(page: dict[str, Any]) -> None:
+    operation = page["paths"][ASK]["post"]
+    schema = operation["requestBody"]["content"]["application/json"]["schema"]
+    Draft202012Validator.check_schema(schema)
+    for response in operation["responses"].values():
+        Draft202012Validator.check_schema(response["content"]["application/json"]["schema"])
+    assert schema == request_schema(Limits())
+
+
+def test_the_example_is_answered(prompts: PromptMaker) -> None:
+    response = Asker(prompts)(EXAMPLE)
+    assert response.status_code == 200
+    assert set(response.json()["answers"]) == set(EXAMPLE["questions"])
+
+
+def test_what_is_answered_fits_and_what_fits_is_answered(prompts: PromptMaker) -> None:
+    limits = Limits(max_levels=12)
+    asker = Asker(prompts, ServerSettings(limits=limits), FakeBackend(max_length=200_000))
+    asked = Draft202012Validator(request_schema(limits))
+    answered = Draft202012Validator(ask_responses()[200]["content"]["application/json"]["schema"])
+    refused = Draft202012Validator(ERROR)
+    statuses = set()
+    for seed in range(150):
+        raw = record(seed)
+        body = {"state": raw["state"], "questions": raw["questions"]}
+        for headers in (None, TYPESAFE):
+            response = asker(body, headers=headers)
+            statuses.add(response.status_code)
+            if response.status_code == 200:
+                answered.validate(response.json())
+                asked.validate(body)
+            else:
+                refused.validate(response.json())
+                assert headers or not asked.is_valid(body)
+    assert statuses == {200, 422}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"questions": {}},
+        {"questions": {"q": {"type": "other"}}},
+        {"questions": {"": {"type": "noul"}}},
+        {"questions": {"q": {"type": "noul", "more": 1}}},
+        {"questions": {"q": {"type": "noul", "criteria": {"maybe": 1}}}},
+        {"questions": {"q": {"type": "choice", "criteria": {"a": 1}}}},
+        {"questions": {"q": {"type": "score", "criteria": {"0": 1, "1": 2}}}},
+        {"questions": {"q": {"type": "score"}}},
+        {"model": 3},
+        {"images": ["a"] * 5},
+        {"images": [1]},
+        {"videos": ["v"]},
+        {"assets": {"a": 1}},
+        {"media_kwargs": False},
+    ],
+)
+def test_what_the_schema_forbids_is_refused(prompts: PromptMaker, change: dict[str, Any]) -> None:
+    body = {**BODY, **change}
+    assert not Draft202012Validator(request_schema(Limits())).is_valid(body)
+    assert Asker(prompts)(body).status_code in (400, 422)
