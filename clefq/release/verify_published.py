@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import yaml
 
+from clefq import __version__
 from clefq.console import Console
 from clefq.errors import ClefqError
 from clefq.release.bundle import CONFIG
@@ -42,7 +44,10 @@ def verify_published(folder: Path, root: str | None, console: Console) -> Verifi
         found.faults += _definition_faults(folder)
     except (ClefqError, OSError) as error:
         found.faults.append(getattr(error, "message", None) or str(error))
-    found.notes += _plugin_notes(folder)
+    differing = _plugin_differences(folder)
+    if differing is not None:
+        # of another version it must differ
+        (found.faults if _is_own_version(folder) else found.notes).append(differing)
     return found
 
 
@@ -91,21 +96,32 @@ def _definition_faults(folder: Path) -> Iterator[str]:
             yield f"definitions/{copy.name} is not the set's definition"
 
 
-def _plugin_notes(folder: Path) -> Iterator[str]:
-    """The plugin is code: it is compared with what this clefq would write, and only noted."""
+def _plugin_differences(folder: Path) -> str | None:
+    """The plugin is code that people run: it is compared with what this clefq would write."""
+    plugin = folder / PLUGIN
     with TemporaryDirectory(prefix="clefq-") as scratch:
-        names = write_plugin(Path(scratch) / PLUGIN)
         own = Path(scratch) / PLUGIN
-        differing = [
-            name
-            for name in names
-            if not (folder / PLUGIN / name).is_file()
-            or (folder / PLUGIN / name).read_bytes() != (own / name).read_bytes()
-        ]
-        there = (p for p in (folder / PLUGIN).rglob("*") if p.is_file() and p.suffix != ".pyc")
-        extra = {p.relative_to(folder / PLUGIN).as_posix() for p in there} - set(names)
-    if differing or extra:
-        yield (
-            f"{PLUGIN} differs from what this clefq writes in {len(differing) + len(extra)} files "
-            "(another version, or edited): read it before you install it"
-        )
+        names = set(write_plugin(own))
+        there = {
+            path.relative_to(plugin).as_posix()
+            for path in plugin.rglob("*")
+            if path.is_file() and path.suffix != ".pyc"
+        }
+        both = names & there
+        changed = {n for n in both if (plugin / n).read_bytes() != (own / n).read_bytes()}
+    wrong = sorted(changed | (names ^ there))
+    if not wrong:
+        return None
+    return (
+        f"{PLUGIN} is not what this clefq writes: {', '.join(wrong[:3])}"
+        + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+        + "; read it before you install it"
+    )
+
+
+def _is_own_version(folder: Path) -> bool:
+    try:
+        text = (folder / PLUGIN / "pyproject.toml").read_text("utf-8")
+        return bool(tomllib.loads(text)["project"]["version"] == __version__)
+    except (OSError, KeyError, TypeError, ValueError):
+        return True

@@ -219,7 +219,7 @@ def test_a_base_model_that_is_not_the_source_is_refused(evidence: Evidence) -> N
     source = {**evidence.manifest.source, "model_id": "Org/clef"}
     found = replace(evidence, manifest=replace(evidence.manifest, source=source))
     assert make_card(found, CardOptions()).front["base_model"] == "Org/clef"
-    with pytest.raises(InputError, match="clefq.json says"):
+    with pytest.raises(InputError, match=r"clefq\.json says"):
         make_card(found, CardOptions(base_model="Org/other"))
 
 
