@@ -133,7 +133,7 @@ def _source_lines(result: BuildResult) -> list[str]:
         if info.rows_malformed:
             text += f", {info.rows_malformed:,} malformed"
         if info.outside_limits:
-            text += f", {info.outside_limits:,} outside the token limits"
+            text += f", {info.outside_limits:,} outside the token limits (passed_over.jsonl)"
         lines.append(text)
     return lines
 

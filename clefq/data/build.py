@@ -131,18 +131,30 @@ class _Build:
         self._check_limits()
 
     def run(self) -> BuildResult:
+        loads = [(use, self._load(use)) for use in self.definition.sources]
+        for _, load in loads:
+            load.files()  # what is missing is said before anything is read
         entries = [
-            self._read(use, self.work / f"source-{number:02d}")
-            for number, use in enumerate(self.definition.sources)
+            self._read(use, load, self.work / f"source-{number:02d}")
+            for number, (use, load) in enumerate(loads)
         ]
         for entry in entries:
             self._check_canary(entry)
         references = self._references()
         self._select(entries, references)
         removed = [row for entry in entries for row in entry.selected.removed]
+        self._note_shortage(entries)
         folder = self._write(entries, self._draft(entries, references, removed))
         shutil.rmtree(self.work, ignore_errors=True)
         return BuildResult(folder, removed, self.skipped)
+
+    def _note_shortage(self, entries: Sequence[_Entry]) -> None:
+        for entry in entries:
+            wanted, taken = entry.use.count, len(entry.selected.indices)
+            if wanted is not None and taken < wanted:
+                self.console.note(
+                    f"{entry.use.source} {entry.use.split}: {taken:,} records instead of {wanted:,}"
+                )
 
     def _check_limits(self) -> None:
         limited = any(use.token_budget or use.min_tokens for use in self.definition.sources)
@@ -165,9 +177,8 @@ class _Build:
         seed = self.definition.seed
         return Load(source, use.split, options, self.spec.base, seed, use.count)
 
-    def _read(self, use: SourceUse, folder: Path) -> _Entry:
+    def _read(self, use: SourceUse, load: Load, folder: Path) -> _Entry:
         """Reads a source into its pool, or finds the pool of an earlier, stopped build."""
-        load = self._load(use)
         key = self._key(use, load)
         known = open_pool(folder, key)
         if known is not None:
@@ -239,7 +250,8 @@ class _Build:
                 seen.add((use.source, split))
                 plain = SourceUse(source=use.source, split=split, options=use.options, hub=use.hub)
                 try:
-                    entry = self._read(plain, self.work / f"held-out-{use.source}-{split}")
+                    pool = self.work / f"held-out-{use.source}-{split}"
+                    entry = self._read(plain, self._load(plain), pool)
                 except DefinitionError as error:
                     self.skipped.append(f"{use.source} {split}")
                     self.console.note(f"not compared with {use.source} {split}: {error.message}")
@@ -285,6 +297,15 @@ class _Build:
         definition = self.definition
         settings = definition.decontaminate
         malformed = [row for entry in entries for row in entry.pool.malformed]
+        attachments = {
+            "removed.jsonl": self._lines("removed.jsonl", removed),
+            "malformed.jsonl": self._lines("malformed.jsonl", malformed),
+        }
+        # a generator's records are made to be passed over
+        given = [entry for entry in entries if entry.load.source.origin != "generated"]
+        passed_over = [row for entry in given for row in entry.selected.passed_over]
+        if passed_over:
+            attachments["passed_over.jsonl"] = self._lines("passed_over.jsonl", passed_over)
         kinds = Counter(f"{row.kind}-{row.scope}" for row in removed)
         return SetDraft(
             role=definition.role,
@@ -298,10 +319,7 @@ class _Build:
                 removed=dict(sorted(kinds.items())),
             ),
             counter=self._token_counter(entries),
-            attachments={
-                "removed.jsonl": self._lines("removed.jsonl", removed),
-                "malformed.jsonl": self._lines("malformed.jsonl", malformed),
-            },
+            attachments=attachments,
         )
 
     def _lines(self, name: str, rows: Sequence[Any]) -> Path:
@@ -349,6 +367,6 @@ def _info(entry: _Entry) -> SourceInfo:
         rows_read=entry.load.rows_read,
         rows_malformed=len(entry.load.malformed),
         duplicates=len(entry.selected.removed),
-        outside_limits=entry.selected.outside_limits,
+        outside_limits=len(entry.selected.passed_over),
         taken=len(entry.selected.indices),
     )

@@ -158,7 +158,18 @@ def local_files(source: Source, split: str, folder: Path) -> tuple[str, ...]:
     names = " or ".join(layout[0] for layout in source.splits[split])
     raise DefinitionError(
         f"{folder} lacks {names}, the {split} split of {source.title}.",
-        fix="put the original file there.",
+        fix=f"put the original file there{_from_the_hub(source)}.",
+    )
+
+
+def _from_the_hub(source: Source) -> str:
+    """How one source alone is read from the hub, where it is known there."""
+    found = source.hub or source.hub_files
+    if found.path is None or found.revision is None:
+        return ""
+    return (
+        ", or leave out --data-dir to read the hub (beside CLEFQ_DATA_DIR: write "
+        f"`hub: {{id: {found.path}, revision: {found.revision}}}` under the source)"
     )
 
 

@@ -45,6 +45,27 @@ class Removed:
     similarity: float
 
 
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """A record left out for its length; a line of `passed_over.jsonl`.
+
+    Attributes:
+        id: The record; a public source's id ends in the row's number.
+        source: Its source.
+        split: Its split.
+        tokens: Its length.
+        shortest: Fewest tokens that were allowed.
+        longest: Most tokens that were allowed, or None.
+    """
+
+    id: str
+    source: str
+    split: str
+    tokens: int
+    shortest: int
+    longest: int | None
+
+
 @dataclass(slots=True)
 class Selected:
     """What was taken from one pool.
@@ -53,13 +74,13 @@ class Selected:
         indices: Positions in the pool, in file order.
         tokens: Tokens of each, or empty when nothing counted them.
         removed: Duplicates.
-        outside_limits: Records passed over for their length.
+        passed_over: Records passed over for their length.
     """
 
     indices: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     removed: list[Removed] = field(default_factory=list)
-    outside_limits: int = 0
+    passed_over: list[PassedOver] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +142,7 @@ class Selector:
         result = Selected()
         gone = self._duplicates(use, prints, order, result)
         with pool.reader() as reader:
-            walk = _Walk(use.count, limits, order[~gone[order]])
+            walk = _Walk(use, limits, order[~gone[order]])
             self._walk(walk, reader, count_tokens, advance, result)
         order_in_file = np.argsort(result.indices, kind="stable")
         result.indices = [result.indices[i] for i in order_in_file]
@@ -141,7 +162,7 @@ class Selector:
     ) -> None:
         spent = 0
         for index in walk.order:
-            if walk.count is not None and len(result.indices) == walk.count:
+            if walk.use.count is not None and len(result.indices) == walk.use.count:
                 return
             record, media = reader.get(int(index))
             if record.id in self._ids:
@@ -149,7 +170,7 @@ class Selector:
             if count_tokens is not None:
                 tokens = count_tokens(record, media)
                 if not walk.limits.allows(tokens):
-                    result.outside_limits += 1
+                    result.passed_over.append(walk.passed_over(record.id, tokens))
                     continue
                 if walk.limits.budget is not None and spent + tokens > walk.limits.budget:
                     return
@@ -232,6 +253,10 @@ class Selector:
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    count: int | None
+    use: SourceUse
     limits: Limits
     order: Indices
+
+    def passed_over(self, record_id: str, tokens: int) -> PassedOver:
+        use, limits = self.use, self.limits
+        return PassedOver(record_id, use.source, use.split, tokens, limits.shortest, limits.longest)

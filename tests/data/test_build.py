@@ -15,6 +15,7 @@ from clefq.console import Console
 from clefq.data import build as build_module
 from clefq.data.build import BuildSpec, build_set, limited
 from clefq.data.definition import definition_path, load_definition
+from clefq.data.sources import SOURCES
 from clefq.data.tokens import PromptCounter
 from clefq.errors import DefinitionError, InputError
 from clefq.nano.build import WEIGHTS
@@ -257,6 +258,38 @@ def test_token_limits(build: Build) -> None:
     found = middle.manifest.token_lengths
     assert found is not None
     assert lengths.median <= found.shortest <= found.longest < lengths.p95
+    # what was passed over is listed with its row and its length
+    rows = lines(middle.path / "passed_over.jsonl")
+    every, kept = ({r.id for r in folder.records()} for folder in (everything, middle))
+    assert {row["id"] for row in rows} == every - kept
+    for row in rows:
+        assert (row["source"], row["split"]) == ("longbench_v2", "test")
+        assert (row["shortest"], row["longest"]) == (lengths.median, lengths.p95 - 1)
+        assert not row["shortest"] <= row["tokens"] <= row["longest"]
+    assert not (everything.path / "passed_over.jsonl").exists()
+
+
+def test_a_missing_file_is_named_before_anything_is_read(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    for name in ("banking77", "hellaswag"):
+        shutil.copytree(FIXTURES / name, data / name)
+    (data / "hellaswag" / "hellaswag_train.jsonl").unlink()
+    hellaswag = {"source": "hellaswag", "split": "train"}
+    spec = BuildSpec(define({"sources": [BANKING, hellaswag]}), tmp_path, tmp_path / "out", data)
+    with pytest.raises(DefinitionError, match=r"lacks hellaswag_train\.jsonl") as caught:
+        build_set(spec, Console(quiet=True))
+    assert caught.value.fix is not None
+    revision = SOURCES["hellaswag"].hub.revision
+    assert f"`hub: {{id: Rowan/hellaswag, revision: {revision}}}`" in caught.value.fix
+    assert list(tmp_path.iterdir()) == [data]
+
+
+def test_fewer_records_than_wanted_are_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    definition = define({"sources": [{**BANKING, "count": 5000}]})
+    build_set(BuildSpec(definition, tmp_path, tmp_path / "out", FIXTURES), Console())
+    assert "records instead of 5,000" in capsys.readouterr().err
 
 
 def test_token_budget(build: Build) -> None:
