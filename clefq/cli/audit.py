@@ -26,7 +26,11 @@ Source = Annotated[
 def command(
     checkpoint: Folder, source: Source = None, json_output: Json = False, quiet: Quiet = False
 ) -> None:
-    """Check shared scales, coverage, untouched tensors and hashes; exit 1 on a breach."""
+    """Prove from its tensors that a quantized checkpoint is sound.
+
+    Checks shared scales, coverage, untouched tensors, hashes and more; exits with 1 on a breach.
+    Needs no torch without --source.
+    """
     from clefq.console import Console
     from clefq.quantize.audit import audit_checkpoint
     from clefq.quantize.source import find_source

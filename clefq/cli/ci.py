@@ -81,14 +81,14 @@ def command(
     json_output: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """The gate as one job: quantize or take a checkpoint, audit, predict, judge.
+    """Run the whole gate as one CI job.
 
-    Exits with the verdict: 0 pass, 1 fail, 2 wrong use or input, 3
-    inconclusive, 4 invalid. A breached audit fails before anything is
-    predicted. The same call resumes.
+    Quantizes or takes a checkpoint, audits it, predicts what is missing, judges. Exits with the
+    verdict: 0 pass, 1 fail, 2 wrong use or input, 3 inconclusive, 4 invalid. A breached audit
+    fails before anything is predicted. The same call resumes.
 
-    Every option can come from the environment: CLEFQ_CI_EVAL for --eval,
-    several sets separated by spaces.
+    Every option can come from the environment: CLEFQ_CI_EVAL for --eval, several sets separated
+    by spaces.
     """
     from clefq.ci.job import cache_key as key_of
     from clefq.ci.job import run_job

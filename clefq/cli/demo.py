@@ -26,10 +26,11 @@ def command(
     json_output: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run the whole loop on the bundled miniature: quantize, predict, judge, report.
+    """Run the whole loop on the bundled miniature.
 
-    Takes a few minutes on two CPU cores and needs no network. Exits with 0 when the loop
-    completed, whatever the verdicts; run it again to complete what was interrupted.
+    Quantizes it three ways, predicts, judges, reports. Takes a few minutes on two CPU cores and
+    needs no network. Exits with 0 when the loop completed, whatever the verdicts; run it again
+    to complete what was interrupted.
     """
     from rich.console import Group
     from rich.text import Text

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Model = Annotated[
     str | None,
-    typer.Argument(metavar="[MODEL]", help="Compare with its needs: a folder, or a hub id."),
+    typer.Argument(metavar="MODEL", help="Compare with its needs: a folder, or a hub id."),
 ]
 Online = Annotated[
     bool, typer.Option("--online", help="Also ask whether the hub answers; nothing else does.")
@@ -28,9 +28,10 @@ Online = Annotated[
 def command(
     model: Model = None, online: Online = False, json_output: Json = False, quiet: Quiet = False
 ) -> None:
-    """Say what this machine can run, and the command that mends what is missing.
+    """Say what this machine can run, and what it lacks.
 
-    Exits with 0 whatever it finds; with 2 where MODEL is no Clef checkpoint.
+    Each lack comes with the command that mends it. Exits with 0 whatever it finds; with 2 where
+    MODEL is no Clef checkpoint.
     """
     from clefq.console import Console
     from clefq.doctor.findings import diagnose

@@ -23,9 +23,10 @@ def command(
     json_output: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write predictions as results.jsonl, as the Decision Index's kit lays it out.
+    """Write predictions in the layout of the Decision Index kit.
 
-    The layout only: scores on format-alike records are not Decision Index scores.
+    A `results.jsonl` with unrounded probabilities. The layout only: scores on format-alike
+    records are not Decision Index scores.
     """
     from clefq.console import Console
     from clefq.data.index_results import write_results

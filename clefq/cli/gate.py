@@ -72,14 +72,14 @@ def command(
     json_output: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Judge reports again by the gates they embed; exits with the worst verdict.
+    """Judge stored reports again, or freeze a gate file.
 
-    From the predictions where they lie, else from the stored bounds, and says
-    which. A report whose predictions were changed since is invalid.
+    Reports are judged by the gates that they embed, and the worst verdict is the exit code.
+    From the predictions where they lie, else from the stored bounds, and says which. A report
+    whose predictions were changed since is invalid.
 
-    With --freeze, binds a gate template to one eval set and one baseline:
-    commit the file before any candidate is run, and every report can show
-    that the gates came first.
+    With --freeze, binds a gate template to one eval set and one baseline: commit the file
+    before any candidate is run, and every report can show that the gates came first.
     """
     from clefq.console import Console
 

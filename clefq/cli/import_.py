@@ -25,11 +25,17 @@ def command(
         str, typer.Option("--variant", metavar="NAME", help="Name of this model in reports.")
     ],
     arithmetic: Annotated[
-        str, typer.Option("--arithmetic", help="As executed: bf16, w8a8, w4a16 or w4a4.")
+        str,
+        typer.Option("--arithmetic", metavar="A", help="As executed: bf16, w8a8, w4a16 or w4a4."),
     ],
-    kernels: Annotated[str, typer.Option("--kernels", help="real or simulated.")] = "real",
+    kernels: Annotated[
+        str, typer.Option("--kernels", metavar="K", help="real or simulated.")
+    ] = "real",
     scheme: Annotated[
-        str, typer.Option("--scheme", help="bf16, fp8, nvfp4, nvfp4a16, nvfp4-mlp, mixed.")
+        str,
+        typer.Option(
+            "--scheme", metavar="NAME", help="bf16, fp8, nvfp4, nvfp4a16, nvfp4-mlp, mixed."
+        ),
     ] = "unknown",
     quantum: Annotated[
         float | None,

@@ -52,6 +52,15 @@ COMMANDS: dict[str, str] = {
     "doctor": "doctor",
 }
 
+# How `clefq --help` groups them.
+PANELS: dict[str, tuple[str, ...]] = {
+    "Start here": ("demo", "doctor"),
+    "The loop": ("build", "quantize", "predict", "parity", "gate"),
+    "Checkpoints": ("audit", "repair", "diff", "sensitivity"),
+    "Evidence": ("ci", "plan", "import", "export", "card", "bundle"),
+    "Serving": ("serve", "bench"),
+}
+
 # Packages that only some commands need → the extra that brings them.
 EXTRAS = {
     "accelerate": "quantize",
@@ -84,12 +93,13 @@ def root(
 def _register() -> None:
     from importlib import import_module
 
-    for name, module in COMMANDS.items():
-        found = import_module(f"clefq.cli.{module}")
-        if hasattr(found, "group"):
-            app.add_typer(found.group, name=name)
-        else:
-            app.command(name)(found.command)
+    for panel, names in PANELS.items():
+        for name in names:
+            found = import_module(f"clefq.cli.{COMMANDS[name]}")
+            if hasattr(found, "group"):
+                app.add_typer(found.group, name=name, rich_help_panel=panel)
+            else:
+                app.command(name, rich_help_panel=panel)(found.command)
 
 
 _register()

@@ -53,13 +53,12 @@ def command(
     json_output: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Judge candidates against their baseline; exits with the worst verdict.
+    """Judge candidates against their baseline; exits by verdict.
 
-    0 pass, 1 fail, 2 wrong use or input, 3 inconclusive, 4 invalid.
+    The worst of all counts: 0 pass, 1 fail, 2 wrong use or input, 3 inconclusive, 4 invalid.
     Predictions that are missing are made first.
 
-    `clefq parity --baseline bf16` in a run folder judges every other variant
-    on every eval set.
+    `clefq parity --baseline bf16` in a run folder judges every other variant on every eval set.
     """
     from clefq.cli import comparison
     from clefq.cli.parity_table import comparison_json, comparison_text

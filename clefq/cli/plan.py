@@ -66,11 +66,11 @@ def command(
     json_output: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Say how many questions the gates need, and what the present set can and cannot decide.
+    """Say how many questions the gates need.
 
-    From a report's own figures, or from assumptions. Figures are fractions:
-    2 points are 0.02. Questions of one record resemble each other: --deff
-    says how much.
+    And what the present set can and cannot decide, from a report's own figures or from
+    assumptions. Figures are fractions: 2 points are 0.02. Questions of one record resemble each
+    other: --deff says how much.
     """
     from clefq.console import Console
     from clefq.errors import InputError

@@ -33,10 +33,11 @@ def command(
         str, typer.Option("--eval", metavar="SET", help="Set folder, or a set of the run folder.")
     ],
     engine: Annotated[
-        str, typer.Option("--engine", help="transformers, vllm or http.")
+        str, typer.Option("--engine", metavar="E", help="transformers, vllm or http.")
     ] = "transformers",
     url: Annotated[
-        str | None, typer.Option("--url", help="SystemOne server (with --engine http).")
+        str | None,
+        typer.Option("--url", metavar="URL", help="SystemOne server (with --engine http)."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -66,9 +67,14 @@ def command(
             help="Most tokens of one batch (default: what suits the device).",
         ),
     ] = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "auto",
+    device: Annotated[
+        str, typer.Option("--device", metavar="D", help="auto, cpu, cuda or cuda:N.")
+    ] = "auto",
     dtype: Annotated[
-        str, typer.Option("--dtype", help="auto, bfloat16, float32 or float64 (reference work).")
+        str,
+        typer.Option(
+            "--dtype", metavar="TYPE", help="auto, bfloat16, float32 or float64 (reference work)."
+        ),
     ] = "auto",
     threads: Annotated[
         int | None, typer.Option("--threads", metavar="N", help="CPU threads.")

@@ -51,7 +51,11 @@ def command(
     json_output: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Quantize a BF16 Clef checkpoint; the folder appears only if its audit is clean."""
+    """Quantize a BF16 Clef and audit the result.
+
+    The folder appears only when it is whole and its audit is clean. Interrupted, the same command
+    goes on with what is finished.
+    """
     from clefq.console import Console
     from clefq.quantize.run import QuantizeSpec, quantize
 

@@ -31,7 +31,10 @@ def command(
     json_output: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write a copy whose fused projections share their scales; its audit must be clean."""
+    """Mend unequal shared scales and damaged norms, in a copy.
+
+    Nothing is quantized anew without --source, and what cannot be mended safely is refused.
+    """
     from clefq.console import Console
     from clefq.quantize.repair import repair_checkpoint
     from clefq.quantize.source import find_source

@@ -231,7 +231,7 @@ def _columns() -> Iterator[tuple[str, str, str]]:
     for field in ARROW_SCHEMA:
         null = ", or null" if field.nullable else ""
         kind = str(field.type).replace("element: ", "").replace("item: ", "")
-        yield f"`{field.name}`", kind + null, COLUMNS[field.name]
+        yield f"`{field.name}`", f"`{kind}`{null}", COLUMNS[field.name]
 
 
 def _parity() -> Iterator[str]:
@@ -285,7 +285,8 @@ def _kind(value: Mapping[str, Any]) -> str:
 
 def fields(cls: type, first: Sequence[tuple[str, str]] = ()) -> Iterator[str]:
     """A dataclass as a table: its fields, and what its docstring says of them."""
-    return table(("key", "meaning"), code([*first, *_attributes(cls).items()]))
+    rows = ((name, re.sub(r"\bNone\b", "null", text)) for name, text in _attributes(cls).items())
+    return table(("key", "meaning"), code([*first, *rows]))
 
 
 def _attributes(cls: type) -> dict[str, str]:

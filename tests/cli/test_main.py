@@ -48,6 +48,13 @@ def test_registry_names_the_files_in_the_folder() -> None:
     assert set(COMMANDS.values()) == files
 
 
+def test_every_command_has_one_place_in_the_help() -> None:
+    from clefq.cli.main import PANELS
+
+    names = [name for panel in PANELS.values() for name in panel]
+    assert sorted(names) == sorted(COMMANDS)
+
+
 def test_version() -> None:
     from clefq import __version__
 
