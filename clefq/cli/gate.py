@@ -74,8 +74,8 @@ def command(
 ) -> None:
     """Judge stored reports again, or freeze a gate file.
 
-    Reports are judged by the gates that they embed, and the worst verdict is the exit code.
-    From the predictions where they lie, else from the stored bounds, and says which. A report
+    Reports are judged by the gates that they embed: from the predictions where they lie, else
+    from the stored bounds, and it says which. The worst verdict is the exit code. A report
     whose predictions were changed since is invalid.
 
     With --freeze, binds a gate template to one eval set and one baseline: commit the file
