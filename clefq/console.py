@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from typing import Any
 
 from rich.console import Console as RichConsole
@@ -29,6 +30,10 @@ class Console:
     def __init__(self, *, json_output: bool = False, quiet: bool = False) -> None:
         self.json_output = json_output
         self.quiet = quiet
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, TextIOWrapper):
+                # an arrow that a terminal's encoding lacks is no reason to fail
+                stream.reconfigure(errors="replace")
         self._err = RichConsole(stderr=True, quiet=quiet, highlight=False)
         self._out = RichConsole(highlight=False)
 
@@ -53,7 +58,8 @@ class Console:
     def result(self, value: Any, text: RenderableType) -> None:
         """The command's result: `value` as JSON with `--json`, otherwise `text`."""
         if self.json_output:
-            json.dump(value, sys.stdout, indent=2, sort_keys=True, ensure_ascii=False)
+            utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+            json.dump(value, sys.stdout, indent=2, sort_keys=True, ensure_ascii=not utf8)
             sys.stdout.write("\n")
         else:
             self._out.print(text)

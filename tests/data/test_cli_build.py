@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -182,3 +183,24 @@ def test_two_builds_do_not_write_one_folder(tmp_path: Path) -> None:
         done = clefq(*args, cwd=tmp_path, code=2)
     assert done.stderr.startswith("clefq: another clefq is writing out.\n  fix: wait for it")
     clefq(*args, cwd=tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["seven-tasks", "mixed-27b"])
+def test_machine_and_environment_change_no_byte(tmp_path: Path, name: str) -> None:
+    """Another place of the files, hash seed, locale, time zone, working folder and file order."""
+    made = []
+    for seed, locale, zone in (("0", "C", "UTC"), ("4242", "tr_TR.UTF-8", "Asia/Tokyo")):
+        home = tmp_path / f"home {seed}"
+        names = sorted(path.name for path in FIXTURES.iterdir() if path.is_dir())
+        for folder in names if seed == "0" else reversed(names):
+            shutil.copytree(FIXTURES / folder, home / "data" / folder)
+        environment = {**ENVIRONMENT, "PYTHONHASHSEED": seed, "LC_ALL": locale, "TZ": zone}
+        environment |= {"LANG": locale, "PYTHONUTF8": "0"}
+        command = [sys.executable, "-m", "clefq.cli.main", "build", "calibration", name]
+        command += ["--data-dir", "data", "--limit", "7", "--out", "out", "--quiet"]
+        subprocess.run(command, cwd=home, env=environment, capture_output=True, check=True)
+        out = home / "out"
+        made.append({p.relative_to(out): p.read_bytes() for p in out.rglob("*") if p.is_file()})
+    assert made[0] == made[1]
+    assert len(made[0]) >= 4
