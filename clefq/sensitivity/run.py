@@ -29,9 +29,9 @@ from clefq.sensitivity.schema import (
     Sensitivity,
     save,
 )
-from clefq.sensitivity.search import BYTES, Costs, front, search
+from clefq.sensitivity.search import BYTES, Costs, check_budget, front, search
 from clefq.sensitivity.session import Session, SweepSpec
-from clefq.sensitivity.sweep import measure_layout, predicted_kl, run_sweep
+from clefq.sensitivity.sweep import known_baseline, measure_layout, predicted_kl, run_sweep
 from clefq.store.atomic import disk_error, write_text
 from clefq.store.predictions import Predictions
 
@@ -72,13 +72,13 @@ def run_sensitivity(spec: SweepSpec, wanted: SearchSpec, console: Console) -> Se
 
 def _run(session: Session, wanted: SearchSpec) -> Sensitivity:
     spec = session.spec
-    sweep = run_sweep(session)
-    model = cost_model(
-        session.checkpoint, session.blocks, _mean_tokens(sweep.baseline), wanted.speeds
-    )
-    costs = Costs(model, sweep.stored, spec.schemes)
+    model = cost_model(session.checkpoint, session.blocks, _mean_tokens(session), wanted.speeds)
     published = published_layouts(spec.model, session.blocks, spec.schemes)
     budget = wanted.budget or _default_budget(model, published)
+    if budget is not None:
+        check_budget(model, spec.schemes, budget)  # before the hours, not after them
+    sweep = run_sweep(session)
+    costs = Costs(model, sweep.stored, spec.schemes)
     layouts: list[tuple[str, str, Layout]] = [(n, PUBLISHED, la) for n, la in published.items()]
     recipe = None
     if budget is None:
@@ -154,9 +154,11 @@ def _recipe(session: Session, costs: Costs, budget: Budget, layout: Layout) -> R
     return write_recipe(session.spec.model, session.blocks, layout, header)
 
 
-def _mean_tokens(baseline: Predictions) -> float:
-    records = baseline.frame.drop_duplicates("record_id")
-    return float(records["input_tokens"].mean())
+def _mean_tokens(session: Session) -> float:
+    known = known_baseline(session)
+    if known is None:
+        return float(np.mean([len(prompt.encoded.token_ids) for prompt in session.prompts]))
+    return float(known[0].frame.drop_duplicates("record_id")["input_tokens"].mean())
 
 
 def _accuracy(baseline: Predictions) -> float | None:

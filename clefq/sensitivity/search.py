@@ -54,21 +54,11 @@ class Costs:
 
     def options(self, by: str) -> list[Options]:
         """The knapsack's items, a block each, in the order of `forms`."""
-        found = []
-        for block in self.model.blocks:
-            if by == BYTES:
-                weights = tuple(block.nbytes(form) for form in self.forms)
-            else:
-                weights = tuple(self.model.ticks(block, form) for form in self.forms)
-            damages = tuple(self.kl(block.name, form) for form in self.forms)
-            found.append(Options(weights, damages))
-        return found
-
-    def room(self, budget: Budget) -> int:
-        """What a budget leaves for the blocks, in bytes or ticks."""
-        if budget.kind == BYTES:
-            return math.floor(budget.limit) - self.model.fixed_bytes
-        return math.floor(self.model.bf16_ticks / budget.limit) - self.model.fixed_ticks
+        blocks = self.model.blocks
+        return [
+            Options(weights, tuple(self.kl(block.name, form) for form in self.forms))
+            for block, weights in zip(blocks, weights_of(self.model, self.forms, by), strict=True)
+        ]
 
     def solve(self, by: str, room: int) -> Layout | None:
         """The best layout within a room, or None."""
@@ -79,26 +69,55 @@ class Costs:
         return {b.name: self.forms[at] for b, at in zip(blocks, picked, strict=True)}
 
 
+def weights_of(model: CostModel, forms: Sequence[str], by: str) -> list[tuple[int, ...]]:
+    """What each block takes of the budget in each format: bytes, or ticks of time."""
+    if by == BYTES:
+        return [tuple(block.nbytes(form) for form in forms) for block in model.blocks]
+    return [tuple(model.ticks(block, form) for form in forms) for block in model.blocks]
+
+
+def room(model: CostModel, budget: Budget) -> int:
+    """What a budget leaves for the blocks, in bytes or ticks."""
+    if budget.kind == BYTES:
+        return math.floor(budget.limit) - model.fixed_bytes
+    return math.floor(model.bf16_ticks / budget.limit) - model.fixed_ticks
+
+
+def check_budget(model: CostModel, schemes: Sequence[str], budget: Budget) -> None:
+    """Refuses a budget that no layout meets.
+
+    Raises:
+        InputError: It cannot be met with these schemes.
+    """
+    least = sum(map(min, weights_of(model, (BF16, *schemes), budget.kind)))
+    if least <= room(model, budget):
+        return
+    if budget.kind == BYTES:
+        size = least + model.fixed_bytes
+        fix = f"the smallest possible is {size:,} bytes ({size / 1e9:.4g} GB)"
+    else:
+        most = model.bf16_ticks / (least + model.fixed_ticks)
+        fix = f"the fastest possible is an estimated {math.floor(1000 * most) / 1000:g}"
+    raise InputError(
+        f"no layout of {', '.join(schemes)} meets {budget.given}.",
+        fix=f"{fix}: change the budget, or allow more --schemes.",
+    )
+
+
 def search(costs: Costs, budget: Budget) -> Layout:
     """The layout within the budget that has the least predicted KL; the lightest of equals.
 
     Raises:
-        InputError: No layout of these schemes meets the budget.
+        InputError: No layout meets the budget, or only one with infinite damage.
     """
-    layout = costs.solve(budget.kind, costs.room(budget))
-    if layout is not None:
-        return layout
-    least = sum(min(item.weights) for item in costs.options(budget.kind))
-    if budget.kind == BYTES:
-        size = least + costs.model.fixed_bytes
-        fix = f"the smallest possible is {size:,} bytes ({size / 1e9:.4g} GB)"
-    else:
-        most = costs.model.bf16_ticks / (least + costs.model.fixed_ticks)
-        fix = f"the fastest possible is an estimated {math.floor(1000 * most) / 1000:g}"
-    raise InputError(
-        f"no layout of {', '.join(costs.schemes)} meets {budget.given}.",
-        fix=f"{fix}: raise the budget, or allow more --schemes.",
-    )
+    check_budget(costs.model, costs.schemes, budget)
+    layout = costs.solve(budget.kind, room(costs.model, budget))
+    if layout is None:
+        raise InputError(
+            f"every layout that meets {budget.given} has infinite damage.",
+            fix="change the budget, or allow more --schemes.",
+        )
+    return layout
 
 
 def front(costs: Costs) -> tuple[FrontPoint, ...]:

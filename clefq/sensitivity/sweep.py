@@ -97,14 +97,14 @@ def run_sweep(session: Session) -> Sweep:
         if found is not None:
             stored[block.name, scheme] = found
     resumed = len(stored)
-    baseline = _known_baseline(session)
+    baseline = known_baseline(session)
     todo = [pair for pair in pairs if (pair[0].name, pair[1]) not in stored]
     if todo or baseline is None:
         if resumed:
             session.console.note(f"resuming: {resumed} of {len(pairs)} measurements are done")
         for result in _measure(session, todo):
             stored[result.result.block, result.result.scheme] = result
-        baseline = _known_baseline(session)
+        baseline = known_baseline(session)
         assert baseline is not None
     ordered = {(b.name, s): stored[b.name, s] for b, s in pairs}
     judge = judge_of(session, baseline[0])
@@ -253,7 +253,8 @@ def _known(cls: type[S], path: Path, session: Session, schemes: Sequence[str]) -
     return found if found.key == session.scheme_key(schemes) else None
 
 
-def _known_baseline(session: Session) -> tuple[Predictions, StoredBaseline] | None:
+def known_baseline(session: Session) -> tuple[Predictions, StoredBaseline] | None:
+    """BF16's answers of an earlier run with the same inputs, or None."""
     path = session.spec.out / "baseline.json"
     try:
         found = load(StoredBaseline, path)
