@@ -148,7 +148,7 @@ def command(
     replaced, and what it had not answered is asked again.
     """
     from clefq.console import Console
-    from clefq.serving.fleet.fleet import Timeouts
+    from clefq.serving.fleet.spec import Timeouts
     from clefq.serving.settings import ServeSettings
 
     console = Console(json_output=json_output, quiet=quiet)

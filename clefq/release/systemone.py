@@ -21,7 +21,7 @@ from clefq import __version__
 from clefq.clef.encoding import DEFAULT_MAX_LENGTH
 from clefq.errors import ClefqError, InputError, MissingDependencyError
 from clefq.serving.fleet.assembly import Engines, plan_fleet
-from clefq.serving.fleet.fleet import Timeouts
+from clefq.serving.fleet.spec import Timeouts
 from clefq.serving.http.settings import ServerSettings
 from clefq.serving.settings import GDN_BACKENDS, ServeSettings
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from clefq.clef.checkpoint import open_checkpoint, scheme_of
 from clefq.errors import InputError
 from clefq.serving.fleet.devices import engine_environments, visible_gpus
-from clefq.serving.fleet.fleet import Card, Fleet, FleetSpec, Timeouts
+from clefq.serving.fleet.fleet import Fleet
 from clefq.serving.fleet.process import Launch
+from clefq.serving.fleet.spec import Card, FleetSpec, Timeouts
 from clefq.serving.fleet.wire import Start
 from clefq.serving.fleet.worker import command
 from clefq.serving.http.names import model_names

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,8 @@ import numpy as np
 from clefq.errors import ClefqError
 from clefq.serving.fleet.process import EngineFailed, EngineProcess, Launch
 from clefq.serving.fleet.queueing import Load, Room, least_loaded, restart_delay
-from clefq.serving.fleet.wire import Abort, Answer, Ask, Ready, Start
+from clefq.serving.fleet.spec import FleetSpec
+from clefq.serving.fleet.wire import Abort, Answer, Ask, Ready
 from clefq.serving.http.backend import EngineDown, Scores, ServerInfo, State
 
 if TYPE_CHECKING:
@@ -27,57 +28,6 @@ MAX_TRIES = 2
 # An engine that has run this long is not failing in a row any more.
 _HEALTHY_SECONDS = 300.0
 _WATCH_SECONDS = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """How long things may take, in seconds.
-
-    Attributes:
-        start: From an engine's start until it is warm; large checkpoints compile for minutes.
-        request: From a request's arrival until it is answered, waiting and retry included.
-        stall: An engine that has work and has answered nothing for so long is replaced.
-        stop: For an engine to exit by itself.
-    """
-
-    start: float = 1800.0
-    request: float = 180.0
-    stall: float = 60.0
-    stop: float = 15.0
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """What is known of the model before an engine runs.
-
-    Attributes:
-        names: Model names that requests may use, the reported one first.
-        scheme: Of the checkpoint.
-        created: Unix time, seconds.
-    """
-
-    names: tuple[str, ...]
-    scheme: str
-    created: int = field(default_factory=lambda: int(time.time()))
-
-
-@dataclass(frozen=True, slots=True)
-class FleetSpec:
-    """What to run.
-
-    Attributes:
-        start: What every engine loads.
-        launches: One per engine.
-        card: What the model is called.
-        timeouts: See `Timeouts`.
-        first_alone: Start the first engine alone, so that the others find its compiled kernels.
-    """
-
-    start: Start
-    launches: Sequence[Launch]
-    card: Card
-    timeouts: Timeouts = Timeouts()
-    first_alone: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from clefq.clef.encoding import Encoded, EncodedQuestion
-from clefq.serving.fleet.fleet import Card, Fleet, FleetSpec, Timeouts
+from clefq.serving.fleet.fleet import Fleet
 from clefq.serving.fleet.process import Launch
+from clefq.serving.fleet.spec import Card, FleetSpec, Timeouts
 from clefq.serving.fleet.wire import Start
 from clefq.serving.runtime import Prompt
 from clefq.serving.settings import ServeSettings

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import clefq.nano
 from clefq.errors import ClefqError
-from clefq.serving.fleet.fleet import Card, Fleet, FleetSpec, Timeouts
+from clefq.serving.fleet.fleet import Fleet
 from clefq.serving.fleet.process import Launch
 from clefq.serving.fleet.server import Address, FrontServer, listen
+from clefq.serving.fleet.spec import Card, FleetSpec, Timeouts
 from clefq.serving.fleet.wire import Start
 from clefq.serving.http.app import create_app
 from clefq.serving.http.settings import ServerSettings

@@ -1,0 +1,161 @@
+"""From options to engines: names, places, warm-up prompts, and the command's own errors."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import clefq.nano
+from clefq.cli import serve
+from clefq.cli.main import app
+from clefq.errors import CheckpointError, InputError, MissingDependencyError
+from clefq.serving.fleet.assembly import Engines, plan_fleet
+from clefq.serving.fleet.warmup import warmup_prompts
+from clefq.serving.layout import parse_layout
+from clefq.serving.settings import ServeSettings
+
+NANO = Path(clefq.nano.__file__).parent / "weights"
+
+
+def test_names() -> None:
+    plan = plan_fleet(Engines(NANO, "nano", ("mine", "nano")), {"CUDA_VISIBLE_DEVICES": ""})
+    names = plan.spec.card.names
+    assert names[:2] == ("mine", "nano")
+    assert {"clef", "jev-latest"} < set(names)
+    # the folder is called otherwise, which is nobody's business
+    assert "weights" not in names
+    assert plan.scheme == "bf16"
+
+
+def test_places_on_gpus() -> None:
+    settings = ServeSettings(tensor_parallel=2)
+    environment = {"CUDA_VISIBLE_DEVICES": "3,1,0,2", "HOME": "/h"}
+    plan = plan_fleet(Engines(NANO, "nano", settings=settings, copies=2), environment)
+    assert plan.places == ("GPU 3,1", "GPU 0,2")
+    assert plan.spec.first_alone
+    first, second = plan.spec.launches
+    assert first.environment["CUDA_VISIBLE_DEVICES"] == "3,1"
+    assert second.environment["HOME"] == "/h"
+    assert first.command[0] == sys.executable
+    eager = ServeSettings(eager=True)
+    assert not plan_fleet(Engines(NANO, "n", settings=eager), environment).spec.first_alone
+
+
+def test_places_on_cores() -> None:
+    settings = ServeSettings(cpu_threads=1)
+    plan = plan_fleet(Engines(NANO, "n", settings=settings), {"CUDA_VISIBLE_DEVICES": ""})
+    assert plan.places == (f"cores {min(os.sched_getaffinity(0))}",)
+
+
+def test_what_is_wrong_shows_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        plan_fleet(Engines(tmp_path, "x"), {})
+    with pytest.raises(InputError, match="--dp is 0"):
+        Engines(NANO, "x", copies=0)
+    with pytest.raises(InputError, match="needs 3 GPUs, this machine shows 2"):
+        plan_fleet(Engines(NANO, "x", copies=3), {"CUDA_VISIBLE_DEVICES": "0,1"})
+
+
+@pytest.mark.parametrize("cpu", [True, False])
+def test_warm_up_covers_lengths_kinds_and_images(cpu: bool) -> None:
+    settings = ServeSettings(max_length=3000, step_tokens=1000, max_images=2)
+    groups = list(warmup_prompts(NANO, settings, cpu=cpu))
+    asks = [ask for group in groups for ask in group]
+    for ask in asks:
+        assert ask.tokens <= 3000
+        assert sum(parse_layout(ask.layout, ask.tokens).option_counts) == ask.options
+    assert {len(ask.images) for ask in asks} == {0, 1, 2}
+    assert max(ask.options for ask in asks) == 100
+    # a GPU compiles per size: up to the longest, and one that takes several steps
+    assert (max(ask.tokens for ask in asks) == 3000) == (not cpu)
+    assert (max(len(group) for group in groups) > 16) == (not cpu)
+    # those of one group run at the same time, so that their numbers must differ
+    assert all(len({ask.number for ask in group}) == len(group) for group in groups)
+
+
+def test_warm_up_within_a_short_limit() -> None:
+    settings = ServeSettings(max_length=150, max_images=4)
+    asks = [ask for group in warmup_prompts(NANO, settings, cpu=False) for ask in group]
+    assert asks
+    assert all(ask.tokens <= 150 for ask in asks)
+
+
+def test_nano_is_the_bundled_one_unless_there_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = serve.find("nano", None)
+    assert (found.folder, found.variant) == (NANO, "nano")
+    (tmp_path / "models" / "nano").mkdir(parents=True)
+    assert serve.find("nano", None).folder == tmp_path / "models" / "nano"
+    (tmp_path / "nano").mkdir()
+    assert serve.find("nano", None).folder == Path("nano")
+
+
+def test_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(serve.TOKEN_VARIABLE, raising=False)
+    assert serve.tokens([], None) == ()
+    file = tmp_path / "tokens"
+    file.write_text("one\n\n two\n")
+    monkeypatch.setenv(serve.TOKEN_VARIABLE, "three")
+    assert serve.tokens(["zero", "one"], file) == ("zero", "one", "three", "two")
+    file.write_text("\n")
+    with pytest.raises(InputError, match="holds no token"):
+        serve.tokens([], file)
+    with pytest.raises(InputError, match="cannot read --token-file"):
+        serve.tokens([], tmp_path / "none")
+
+
+def test_without_vllm_the_serving_environment_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process itself becomes the other interpreter: same id, its arguments kept."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$$ $CLEFQ_SERVE_HANDED_OVER $*"\n')
+    python.chmod(0o755)
+    script = (
+        "import sys, clefq.engines.select as s; s.runs_here = lambda name: False; "
+        "from clefq.cli.main import run; sys.argv[0] = 'clefq'; run()"
+    )
+    environment = {**os.environ, "CLEFQ_SERVE_PYTHON": str(python)}
+    child = subprocess.Popen(
+        [sys.executable, "-c", script, "serve", "nano", "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    output, errors = child.communicate(timeout=30)
+    assert output == f"{child.pid} 1 -m clefq.cli.main serve nano --port 0\n"
+    assert f"serving with {python}" in errors.replace("\n", "")
+
+
+def test_a_serving_environment_without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    from clefq.console import Console
+    from clefq.engines import select
+
+    monkeypatch.setattr(select, "runs_here", lambda name: False)
+    monkeypatch.setenv("CLEFQ_SERVE_HANDED_OVER", "1")
+    with pytest.raises(MissingDependencyError, match="vLLM"):
+        serve.hand_over(Console(quiet=True))
+
+
+def test_options_are_checked_before_anything_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "hand_over", lambda console: None)
+
+    def fault(*options: str) -> Any:
+        return CliRunner().invoke(app, ["serve", "nano", *options]).exception
+
+    assert "gdn_backend" in str(fault("--gdn-backend", "magic"))
+    assert "dialect" in str(fault("--dialect", "latin"))
+    assert "tensor_parallel" in str(fault("--tp", "0"))
+    assert "--dp is 0" in str(fault("--dp", "0"))
+    assert "max_pending" in str(fault("--max-queue", "0"))
+    assert "cannot listen" in str(fault("--port", "70000"))
+    assert "timeouts" in str(fault("--request-timeout", "0"))
