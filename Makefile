@@ -9,7 +9,7 @@ SERVE_STAMP := $(SERVE_VENV)/.installed
 
 PYTEST_ARGS ?=
 
-.PHONY: setup setup-serve fix check test test-serve test-wheel demo gate docs bench wheel clean
+.PHONY: setup setup-serve fix check test test-serve test-wheel demo serve gate docs bench wheel clean
 
 setup: $(STAMP)
 
@@ -59,6 +59,10 @@ bench: setup
 
 demo: setup
 	$(BIN)/clefq demo --out demo-run
+
+# the bundled miniature on port 8000, on a CPU
+serve: setup-serve
+	$(SERVE_VENV)/bin/clefq serve nano --eager
 
 wheel: setup
 	rm -rf dist
