@@ -29,6 +29,8 @@ API_KEY = "CLEFQ_API_KEY"
 DEFAULT_CONCURRENCY = 8
 # Fields that our own server adds to its entry in /v1/models, under this key.
 DETAILS_KEY = "clefq"
+# Recorded as the dtype where a server does not say what it runs; reports look for it.
+UNSAID = "unknown"
 
 
 class HttpEngine:
@@ -40,7 +42,8 @@ class HttpEngine:
         spec: Only `max_length` (recorded, the server decides) and `concurrency` mean something.
 
     Raises:
-        InputError: An option that a server cannot be given, or a malformed URL.
+        InputError: An option that a server cannot be given, a malformed URL, or a server that
+            runs arithmetic which predictions files have no name for.
         ClefqError: The server cannot be reached, or refuses the key.
     """
 
@@ -50,18 +53,20 @@ class HttpEngine:
         self._workers = spec.concurrency or DEFAULT_CONCURRENCY
         self._client = SystemOneClient(url, os.environ.get(API_KEY), self._workers)
         details = self._client.details(model, DETAILS_KEY)
+        unsaid = any(details.get(key, UNSAID) == UNSAID for key in ("arithmetic", "kernels"))
         self.warnings: tuple[str, ...] = ()
-        if not details:
+        if unsaid:
             self.warnings = (
-                "the server does not say what arithmetic it runs; recorded as bf16 on real kernels",
+                "the server does not say what arithmetic it runs: recorded as bf16 on real "
+                "kernels, of unknown dtype; reports say so",
             )
         self.info = EngineInfo(
             engine="http",
             engine_version=str(details.get("engine_version", self._client.server)),
             kernels="simulated" if details.get("kernels") == "simulated" else "real",
             arithmetic=_arithmetic(details),
-            dtype=str(details.get("dtype", "unknown")),
-            device=str(details.get("device", "unknown")),
+            dtype=UNSAID if unsaid else str(details.get("dtype", "unspecified")),
+            device=str(details.get("device", UNSAID)),
         )
 
     def predict(
@@ -163,5 +168,12 @@ def _refuse_local_options(spec: EngineSpec) -> None:
 
 
 def _arithmetic(details: dict[str, Any]) -> Any:
-    stated = details.get("arithmetic")
-    return stated if stated in ("bf16", "w8a8", "w4a16", "w4a4") else "bf16"
+    stated = details.get("arithmetic", UNSAID)
+    if stated == UNSAID:
+        return "bf16"
+    if stated not in ("bf16", "w8a8", "w4a16", "w4a4"):
+        raise InputError(
+            f"the server says that it runs {stated} arithmetic, which is none that a scheme means.",
+            fix="serve it where its own arithmetic runs (`clefq doctor` says where).",
+        )
+    return stated

@@ -163,6 +163,8 @@ def caps(gates: GateFile, baseline: PredictionsMeta, candidate: PredictionsMeta)
             )
         if gates.kernels == "real" and meta.kernels != "real":
             found.append(f"the gates ask for real kernels, the {role}'s were simulated")
+        elif gates.kernels == "real" and _unsaid(meta):
+            found.append(f"the gates ask for real kernels, the {role}'s server does not say")
     return tuple(found)
 
 
@@ -317,6 +319,11 @@ def _banners(evidence: Evidence) -> list[str]:
                 f"kernels: simulated ({role}): these answers emulate {meta.arithmetic} arithmetic "
                 f"on {meta.device}; real kernels may differ"
             )
+        if _unsaid(meta):
+            found.append(
+                f"unknown arithmetic ({role}): its server does not say what it runs; "
+                f"{meta.arithmetic} and {meta.kernels} kernels are assumed"
+            )
     one, other = evidence.baseline, evidence.candidate
     if one.engine != other.engine:
         found.append(
@@ -330,6 +337,11 @@ def _banners(evidence: Evidence) -> list[str]:
             f"{one.max_length}{_cut(one)}, the candidate with {other.max_length}{_cut(other)}"
         )
     return found
+
+
+def _unsaid(meta: PredictionsMeta) -> bool:
+    """Whether the answers come from a server that does not say what it runs."""
+    return meta.engine == "http" and meta.dtype == "unknown"
 
 
 def _cut(meta: PredictionsMeta) -> str:

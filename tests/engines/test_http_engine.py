@@ -170,7 +170,28 @@ def test_a_server_that_says_what_it_runs_is_believed(server: Server) -> None:
         engine = HttpEngine(url, "clef", EngineSpec())
         assert engine.warnings == ()
         assert (engine.info.arithmetic, engine.info.kernels) == ("w4a4", "simulated")
+        assert engine.info.dtype == "unspecified"
         assert HttpEngine(url, "another", EngineSpec()).warnings
+
+
+@pytest.mark.parametrize(
+    "details", [None, {}, {"arithmetic": "w4a4", "kernels": "unknown"}, {"kernels": "real"}]
+)
+def test_what_a_server_does_not_say_is_marked(
+    server: Server, details: dict[str, Any] | None
+) -> None:
+    """The marks are what a report's banner goes by."""
+    server.details = details
+    with running(server) as url:
+        engine = HttpEngine(url, "clef", EngineSpec())
+    assert "does not say" in engine.warnings[0]
+    assert engine.info.dtype == "unknown"
+
+
+def test_arithmetic_without_a_name_is_refused(server: Server) -> None:
+    server.details = {"arithmetic": "w8a16", "kernels": "real"}
+    with running(server) as url, pytest.raises(InputError, match="runs w8a16 arithmetic"):
+        HttpEngine(url, "clef", EngineSpec())
 
 
 def test_passing_failures_are_retried(

@@ -105,6 +105,19 @@ def test_simulated_kernels_put_up_a_banner_and_cannot_pass_where_real_ones_are_r
     assert verdict(result("pass"), candidate=meta("nvfp4"), gates=real).word == "pass"
 
 
+def test_a_server_that_does_not_say_what_it_runs_is_no_proof_of_real_kernels() -> None:
+    silent = replace(meta("unknown"), engine="http", dtype="unknown", device="unknown")
+    found = verdict(result("pass"), candidate=silent)
+    assert found.word == "pass"
+    assert any("unknown arithmetic (candidate)" in banner for banner in found.banners)
+    real = replace(GATES, kernels="real")
+    capped = verdict(result("pass"), candidate=silent, gates=real)
+    assert capped.word == "inconclusive"
+    assert any("does not say" in reason for reason in capped.reasons)
+    spoken = replace(silent, dtype="unspecified")
+    assert verdict(result("pass"), candidate=spoken, gates=real).word == "pass"
+
+
 @pytest.mark.parametrize(
     ("eval_sha", "bound", "word"),
     [
