@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from clefq.clef.json_values import render
+from clefq.data.readers import Row
 from clefq.errors import DefinitionError
 
 KEY_VARIABLE = "CLEFQ_HASH_KEY"
@@ -57,6 +58,46 @@ class PersonalFields:
             if name not in self._drop
         }
 
+    def clean_field(self, name: str, value: Any) -> Any:
+        """A value that stands on its own under a name: hashed if its name is listed."""
+        return self._hash(value) if name in self._hashed else self.clean(value)
+
+    def watched(self, rows: Iterable[Row], pick: Callable[[Any], Any]) -> Iterator[Row]:
+        """The rows; at their end, whether every listed field was in one of them.
+
+        A field that is in no row was most likely misspelt, and then nothing was protected.
+
+        Args:
+            rows: Rows in normal form.
+            pick: Row's value → what may hold the fields.
+
+        Raises:
+            DefinitionError: Names the fields that no row has.
+        """
+        missing = set(self._drop | self._hashed)
+        read = False
+        for row in rows:
+            if missing and row.fault is None:
+                read = True
+                _strike(pick(row.value), missing)
+            yield row
+        if read and missing:
+            raise DefinitionError(
+                f"no row has a field {', '.join(sorted(missing))}, which drop or hash names.",
+                fix="mend the name, or take it out; nothing was written.",
+            )
+
     def _hash(self, value: Any) -> str:
         digest = hmac.new(self._key, render(value).encode(), hashlib.sha256)
         return f"hashed:{digest.hexdigest()[:16]}"
+
+
+def _strike(value: Any, names: set[str]) -> None:
+    """Takes out of `names` those that are fields of a value, at any depth."""
+    if isinstance(value, Mapping):
+        names.difference_update(value)
+        for item in value.values():
+            _strike(item, names)
+    elif isinstance(value, list):
+        for item in value:
+            _strike(item, names)

@@ -209,6 +209,52 @@ def test_nothing_personal_reaches_the_set(
     assert "hashed:" in (folder / "records.jsonl").read_text()
 
 
+def test_an_id_and_a_cohort_can_be_hashed_too(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same value under the same name gives the same hash, wherever it stands."""
+    monkeypatch.setenv("CLEFQ_HASH_KEY", "secret")
+    file = write_jsonl(tmp_path / "tickets.jsonl", TICKETS)
+    value = mapping(file, id="no", cohort="queue", state=["subject", "no"], hash=["no", "queue"])
+    folder = build(value, data_dir=None).folder
+    for record in folder.records():
+        assert record.id.startswith("hashed:")
+        assert record.state["no"] == record.id
+        assert record.cohort.startswith("hashed:")
+    assert "t1" not in (folder.path / "records.jsonl").read_text()
+    alone = mapping(file, id="no", state="subject", hash=["subject"])
+    for record in build(alone, data_dir=None).folder.records():
+        assert record.state.startswith("hashed:")
+
+
+@pytest.mark.parametrize("field", ["id", "cohort", "state"])
+def test_what_a_record_stands_on_cannot_be_dropped(
+    build: Build, tmp_path: Path, field: str
+) -> None:
+    file = write_jsonl(tmp_path / "tickets.jsonl", TICKETS)
+    with pytest.raises(DefinitionError, match=f"drop names subject, the {field}"):
+        build(mapping(**{"file": file, field: "subject", "drop": ["subject"]}), data_dir=None)
+
+
+def test_a_misspelt_personal_field_stops_the_build(build: Build, tmp_path: Path) -> None:
+    """Nothing would have been dropped, and nobody would have noticed."""
+    tickets = write_jsonl(tmp_path / "tickets.jsonl", TICKETS)
+    with pytest.raises(DefinitionError, match="no row has a field e-mail, which drop or hash"):
+        build(mapping(tickets, drop=["mail", "e-mail"]), data_dir=None)
+    log = write_jsonl(tmp_path / "access.jsonl", [{"request": request(1)}])
+    records = write_jsonl(
+        tmp_path / "records.jsonl",
+        [{"id": "r", "cohort": "c", "state": {"mail": 1}, "questions": {"q": {"type": "noul"}}}],
+    )
+    for source, file in (("access_log", log), ("records", records)):
+        options = {"file": file, "drop": ["Mail"]}
+        value = {"sources": [{"source": source, "options": options}]}
+        with pytest.raises(DefinitionError, match="no row has a field Mail"):
+            build(value, data_dir=None)
+        options["drop"] = ["mail"]
+        build(value, data_dir=None)
+
+
 PNG = (FIXTURES / "captioned_images/photo0.png").read_bytes()
 
 

@@ -44,12 +44,18 @@ class Options:
 
 def read(spec: ReadSpec) -> Iterator[Row]:
     """Rows as {number, line}."""
-    PersonalFields(spec.options.drop, spec.options.hash)
-    for row in table_rows(spec.folder / spec.options.file):
+    personal = PersonalFields(spec.options.drop, spec.options.hash)
+    rows = table_rows(spec.folder / spec.options.file)
+    for row in personal.watched(rows, _state_of):
         if row.fault is not None:
             yield row
         else:
             yield Row(row.file, row.number, {"number": row.number, "line": row.value})
+
+
+def _state_of(line: dict[str, Any]) -> Any:
+    body = line.get("request", line)
+    return body.get("state") if isinstance(body, dict) else None
 
 
 def from_hub(row: Mapping[str, Any]) -> dict[str, Any]:

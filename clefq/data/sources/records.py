@@ -32,9 +32,9 @@ class Options:
 
 def read(spec: ReadSpec) -> Iterator[Row]:
     """Rows as {record, folder}."""
-    PersonalFields(spec.options.drop, spec.options.hash)
+    personal = PersonalFields(spec.options.drop, spec.options.hash)
     path = spec.folder / spec.options.file
-    for row in table_rows(path):
+    for row in personal.watched(table_rows(path), lambda record: record.get("state")):
         yield row if row.fault is not None else _row(row, path.parent)
 
 

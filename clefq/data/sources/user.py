@@ -57,7 +57,7 @@ class Options:
         cohort: Column with the cohort; None puts all in one.
         images: Column with a path, or a list of paths, relative to the file.
         drop: Fields that are taken out of the state, at any depth.
-        hash: Fields that are replaced by a keyed hash.
+        hash: Fields that are replaced by a keyed hash, also where they are the id or cohort.
         licence: Licence of the data, for the manifest.
     """
 
@@ -78,7 +78,8 @@ def read(spec: ReadSpec) -> Iterator[Row]:
     _check(options)
     path = spec.folder / options.file
     seen = _open_choices(path, options)
-    for row in table_rows(path):
+    personal = PersonalFields(options.drop, options.hash)
+    for row in personal.watched(table_rows(path), lambda cells: cells):
         if row.fault is not None:
             yield row
             continue
@@ -96,6 +97,14 @@ def _check(options: Options) -> None:
         if question.type == "choice" and question.criteria is None and question.gold is None:
             faults.append(f"questions.{name} needs criteria, or a gold column that gives them")
     PersonalFields(options.drop, options.hash)
+    alone = [("id", options.id), ("cohort", options.cohort), ("images", options.images)]
+    if isinstance(options.state, str):
+        alone.append(("state", options.state))
+    faults += [
+        f"drop names {column}, the {what}" for what, column in alone if column in options.drop
+    ]
+    if options.images is not None and options.images in options.hash:
+        faults.append(f"hash names {options.images}, the images")
     if faults:
         raise DefinitionError(f"{options.file}: {faults[0]}.", faults=faults[1:])
 
@@ -134,7 +143,13 @@ def from_hub(row: Mapping[str, Any]) -> dict[str, Any]:
 def build(value: dict[str, Any], record_id: str, options: Options) -> Iterable[Example]:
     """One record per row."""
     cells = value["cells"]
-    key = _required(cells, options.id) if options.id else f"row-{value['number']:06d}"
+    personal = PersonalFields(options.drop, options.hash)
+    key = f"row-{value['number']:06d}"
+    if options.id:
+        key = personal.clean_field(options.id, _required(cells, options.id))
+    cohort = "user"
+    if options.cohort:
+        cohort = personal.clean_field(options.cohort, _required(cells, options.cohort))
     questions, gold = [], {}
     for name, mapping in sorted(options.questions.items()):
         question = _question(name, mapping, value["seen"])
@@ -145,8 +160,8 @@ def build(value: dict[str, Any], record_id: str, options: Options) -> Iterable[E
     media = _images(cells, options, value["folder"], key)
     record = Record(
         id=key,
-        cohort=_required(cells, options.cohort) if options.cohort else "user",
-        state=_state(cells, options),
+        cohort=cohort,
+        state=_state(cells, options, personal),
         questions=tuple(questions),
         images=tuple(media),
         gold=gold,
@@ -155,12 +170,11 @@ def build(value: dict[str, Any], record_id: str, options: Options) -> Iterable[E
     yield Example(record, label=first, media=media)
 
 
-def _state(cells: dict[str, Any], options: Options) -> Any:
-    personal = PersonalFields(options.drop, options.hash)
+def _state(cells: dict[str, Any], options: Options, personal: PersonalFields) -> Any:
     if isinstance(options.state, str):
         if options.state not in cells:
             raise RowError(f"no column {options.state!r}")
-        return personal.clean(cells[options.state])
+        return personal.clean_field(options.state, cells[options.state])
     missing = [name for name in options.state if name not in cells]
     if missing:
         raise RowError(f"no column {missing[0]!r}")
