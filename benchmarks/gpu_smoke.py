@@ -50,8 +50,8 @@ def main() -> None:
         answers[folder.name] = result["answers"]
         rows.append(row_of(folder.name, result, reference, answers))
         print_table(rows)
-    if options.out:
-        options.out.write_text(json.dumps(answers))
+        if options.out:
+            options.out.write_text(json.dumps(answers))
     print_table(rows)
     sys.exit(1 if any(row[1] == "FAILED" for row in rows) else 0)
 
