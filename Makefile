@@ -44,6 +44,7 @@ test-serve: setup setup-serve
 
 # what .github/workflows/gate.yml does, here
 gate: setup
+	rm -rf gate-run
 	$(BIN)/clefq ci --baseline clefq/nano/weights --scheme nvfp4 \
 		--calibration clefq/nano/sets/nano-calibration --eval clefq/nano/sets/nano-eval \
 		--out gate-run

@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from clefq.ci.models import identify
+from clefq.ci.quantizing import make_candidate
+from clefq.ci.spec import Recipe
 from clefq.cli.main import run
+from clefq.console import Console
+from clefq.errors import InputError
 from clefq.nano.build import SETS, WEIGHTS
 from tests.parity.synthetic import Dial, make_world, predictions, write
 
@@ -146,6 +151,32 @@ def test_a_baseline_of_predictions_has_no_key(
     assert clefq("--baseline", base, "--candidate", candidate, "--cache-key") == 0
     assert output.read_text("utf-8") == "cache-key=\n"
     assert not (tmp_path / "clefq-ci").exists()
+
+
+def test_the_key_covers_all_sets_and_comes_from_the_environment_too(
+    clefq: Clefq,
+    eval_set: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def key(*sets: Path) -> str:
+        options = [word for each in sets for word in ("--eval", each)]
+        assert clefq("--baseline", WEIGHTS, "--scheme", "fp8", "--cache-key", *options) == 0
+        return capsys.readouterr().out.strip()
+
+    both = key(eval_set, SETS / "nano-eval")
+    assert len({key(eval_set), key(SETS / "nano-eval"), both}) == 3
+    monkeypatch.setenv("CLEFQ_CI_EVAL", f"{eval_set} {SETS / 'nano-eval'}")
+    assert key() == both
+
+
+def test_a_candidate_made_before_is_taken_over_if_it_is_the_same(good: Path) -> None:
+    baseline = identify(str(WEIGHTS), "bf16")
+    text, kept = make_candidate(Recipe("nvfp4a16"), baseline, good, Console(quiet=True))
+    assert kept
+    assert text.startswith("nvfp4a16 by stream, 2.09× smaller (4.82 MB); audited")
+    with pytest.raises(InputError, match="another source, recipe or calibration set"):
+        make_candidate(Recipe("fp8"), baseline, good, Console(quiet=True))
 
 
 def test_the_baseline_itself_is_no_candidate(
