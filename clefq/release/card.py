@@ -85,6 +85,7 @@ def make_card(found: Evidence, options: CardOptions, speeds: Sequence[Speed] = (
         "plugin": found.has(PLUGIN),
         "release_code": found.has(RELEASE_CODE),
         "request": request_text(model_name(found, options)),
+        "curl": curl_command(model_name(found, options)),
         "speeds": [*card_rows.summary_speeds(found), *speeds],
         "caveats": caveats(found),
         "breaches": card_rows.breaches(found),
@@ -133,6 +134,14 @@ def request_text(name: str) -> str:
             "  }",
             "}",
         ]
+    )
+
+
+def curl_command(name: str) -> str:
+    """The example request as a command for a shell."""
+    return (
+        "curl -s http://127.0.0.1:8000/v1/systemone -H 'Content-Type: application/json' "
+        f"-d '{request_text(name)}'"
     )
 
 

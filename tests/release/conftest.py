@@ -27,6 +27,7 @@ from tests.parity.synthetic import log_softmax, meta
 
 Clefq = Callable[..., int]
 EVAL = "nano-eval"
+RESAMPLES = 200  # of every report here, made or computed again
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         quantize(spec, root / "models" / scheme, Console(quiet=True))
     write_answers(root, "bf16")
     write_answers(root, "fp8", Drift(noise=0.02))
-    write_answers(root, "nvfp4a16", Drift(noise=0.3, kernels="simulated", arithmetic="w4a16"))
+    write_answers(root, "nvfp4a16", Drift(noise=1.2, kernels="simulated", arithmetic="w4a16"))
     assert call("parity", "--baseline", "bf16", "--run", root, "--quiet") in (0, 1, 3)
     return root
 
@@ -112,7 +113,7 @@ def run_folder(finished: Path, tmp_path: Path) -> Path:
 def call(*arguments: object) -> int:
     """Runs `clefq ARGUMENTS…` in this process, with few resamples; returns the exit code."""
     argv = ["clefq", *map(str, arguments)]
-    with patch.object(sys, "argv", argv), patch("clefq.parity.run.RESAMPLES", 500):
+    with patch.object(sys, "argv", argv), patch("clefq.parity.run.RESAMPLES", RESAMPLES):
         try:
             run()
         except SystemExit as stopped:

@@ -18,14 +18,14 @@ from clefq.release.archive import pack
 from clefq.release.hash_tree import TREE, files_of, read_tree, write_tree
 from clefq.release.verify import Verified, differences, verify
 from clefq.store.atomic import read_json, write_json
-from tests.release.conftest import EVAL, Clefq, Drift, call, write_answers
+from tests.release.conftest import EVAL, RESAMPLES, Clefq, Drift, call, write_answers
 
 QUIET = Console(quiet=True)
-REPORT = f"report/{EVAL}/fp8"
+REPORT = f"report/{EVAL}/nvfp4a16"
 
 
 def check(bundle: Path, root: str | None = None) -> Verified:
-    with patch("clefq.parity.run.RESAMPLES", 500):
+    with patch("clefq.parity.run.RESAMPLES", RESAMPLES):
         return verify(bundle, root, QUIET)
 
 
@@ -36,10 +36,17 @@ def packed(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def packed_one(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bundle") / "one"
+    assert call("bundle", finished, "--variant", "nvfp4a16", "--out", folder, "--quiet") == 0
+    return folder
+
+
 @pytest.fixture
-def bundle(packed: Path, tmp_path: Path) -> Path:
-    """A copy that a test may change."""
-    shutil.copytree(packed, tmp_path / "evidence")
+def bundle(packed_one: Path, tmp_path: Path) -> Path:
+    """A copy, of one report, that a test may change."""
+    shutil.copytree(packed_one, tmp_path / "evidence")
     return tmp_path / "evidence"
 
 
@@ -85,7 +92,7 @@ def test_the_same_wherever_and_whenever_it_is_packed(
 
 def test_one_changed_byte_in_any_file(bundle: Path) -> None:
     names = [*files_of(bundle), TREE]
-    assert len(names) > 25
+    assert len(names) > 20
     for name in names:
         path = bundle / name
         whole = path.read_bytes()
@@ -192,27 +199,27 @@ FORGERIES: dict[str, tuple[str, Callable[[Path], None], str]] = {
         "media.json counts 1",
     ),
     "the recipe": (
-        "models/fp8/recipe.yaml",
+        "models/nvfp4a16/recipe.yaml",
         lambda path: path.write_text("a: b\n"),
         "is not the one that clefq.json names",
     ),
     "the config": (
-        "models/fp8/checkpoint-config.json",
+        "models/nvfp4a16/checkpoint-config.json",
         lambda path: path.write_text("{}"),
         "is not the one that clefq.json names",
     ),
     "the checkpoint's hash": (
-        "models/fp8/clefq.json",
+        "models/nvfp4a16/clefq.json",
         lambda path: edit(path, lambda v: v.update(sha256="0" * 64)),
         "the checkpoint's hash is not that of its files",
     ),
     "an audit": (
-        "models/fp8/audit.json",
+        "models/nvfp4a16/audit.json",
         lambda path: edit(path, lambda v: v.update(passed=False)),
         "against its own list of breaches",
     ),
     "a stray file": ("x.txt", lambda path: path.write_text("x"), "is no part of a bundle"),
-    "malformed JSON": ("models/fp8/audit.json", lambda p: p.write_text("[]"), "malformed"),
+    "malformed JSON": ("models/nvfp4a16/audit.json", lambda p: p.write_text("[]"), "malformed"),
     "another set": (
         f"sets/{EVAL}/manifest.json",
         lambda path: edit(path, lambda v: v.update(sha256="0" * 64)),
@@ -242,22 +249,20 @@ def test_a_forged_view(bundle: Path, name: str) -> None:
 
 
 def test_a_forged_list_of_flips(bundle: Path) -> None:
-    path = bundle / "report" / EVAL / "nvfp4a16" / "flips.parquet"
+    path = bundle / REPORT / "flips.parquet"
     frame = pd.read_parquet(path)
     assert len(frame)
     frame.iloc[1:].to_parquet(path, index=False)
     write_tree(bundle)
-    assert check(bundle).faults == [
-        f"report/{EVAL}/nvfp4a16/flips.parquet does not list these flips"
-    ]
+    assert check(bundle).faults == [f"{REPORT}/flips.parquet does not list these flips"]
 
 
 def test_other_predictions(bundle: Path) -> None:
     home = bundle / "predictions" / EVAL
-    shutil.copyfile(home / "bf16.parquet", home / "fp8.parquet")
+    shutil.copyfile(home / "bf16.parquet", home / "nvfp4a16.parquet")
     write_tree(bundle)
     assert check(bundle).faults == [
-        f"{REPORT}/parity.json is not of predictions/{EVAL}/fp8.parquet"
+        f"{REPORT}/parity.json is not of predictions/{EVAL}/nvfp4a16.parquet"
     ]
 
 
