@@ -40,7 +40,7 @@ $(SERVE_STAMP): pyproject.toml constraints/serve.txt tools/setup_serve.sh tools/
 	@touch $@
 
 test-serve: setup setup-serve
-	$(SERVE_VENV)/bin/python -m pytest -m serve tests/serving $(PYTEST_ARGS)
+	$(SERVE_VENV)/bin/python -m pytest -m serve tests/serving tests/release $(PYTEST_ARGS)
 
 # what .github/workflows/gate.yml does, here
 gate: setup
