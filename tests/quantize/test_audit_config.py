@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +124,30 @@ def test_a_config_nested_without_end(copy: Path, source: Path) -> None:
     assert "joint_head_config.json" in subjects
     (copy / "config.json").write_text(json.dumps(json.loads((source / "config.json").read_text())))
     assert matches("a", "a")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda q: q["config_groups"]["group_0"]["weights"].update(type="int"),
+        lambda q: q["config_groups"]["group_0"]["weights"].pop("type"),
+        lambda q: q["config_groups"]["group_0"]["input_activations"].update(num_bits=8),
+        lambda q: q["config_groups"]["group_0"].update(output_activations={"num_bits": 8}),
+        lambda q: q.update(kv_cache_scheme={"num_bits": 8, "type": "float"}),
+        lambda q: q.update(transform_config={"config_groups": {"R1": {}}}),
+    ],
+)
+def test_a_config_that_a_serving_engine_reads_otherwise(
+    copy: Path, change: Callable[[dict[str, Any]], object]
+) -> None:
+    edit_config(copy, lambda config: change(config["quantization_config"]))
+    (breach,) = audit_checkpoint(copy).breaches
+    assert (breach.check, breach.subject) == ("config", "config.json")
+
+
+def test_a_quantization_that_only_serving_engines_would_find(source: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(source, folder)
+    quantization = {"quant_method": "compressed-tensors", "config_groups": {}}
+    edit_config(folder, lambda c: c["text_config"].update(quantization_config=quantization))
+    assert any(b.check == "config" for b in audit_checkpoint(folder).breaches)

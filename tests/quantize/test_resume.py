@@ -216,6 +216,63 @@ def test_two_runs_do_not_write_one_folder(source: Path, tmp_path: Path) -> None:
     assert raise_after and out.exists()
 
 
+def test_two_processes_do_not_write_one_folder(source: Path, tmp_path: Path) -> None:
+    """The second is refused in one line while the first runs, and finds its result afterwards."""
+    out = tmp_path / "out"
+    code = (
+        "import sys; from pathlib import Path; from clefq.store.atomic import sole_writer\n"
+        "with sole_writer(Path(sys.argv[1])): print('locked', flush=True); sys.stdin.read()"
+    )
+    first = subprocess.Popen(
+        [sys.executable, "-c", code, str(out)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert first.stdout is not None and first.stdout.readline() == "locked\n"
+    with pytest.raises(InputError, match="another clefq is writing") as caught:
+        quantize(spec_of(source), out, QUIET)
+    assert "\n" not in caught.value.message
+    assert not out.exists() and not partial_path(out).exists()
+    first.kill()
+    first.communicate()
+    quantize(spec_of(source), out, QUIET)
+    with pytest.raises(InputError, match="exists already"):
+        quantize(spec_of(source), out, QUIET)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_read_only_place_is_one_line(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is kept out by permissions here, so the system's answer is put in its mouth."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    with pytest.raises(InputError) as caught:
+        quantize(spec_of(source), tmp_path / "new" / "out", QUIET)
+    assert (
+        str(caught.value)
+        == f"cannot write {tmp_path / 'new' / 'out'}. Fix: choose a writable --out."
+    )
+
+
+def test_what_a_killed_run_left_unmarked_is_not_trusted(
+    source: Path, whole: Result, tmp_path: Path
+) -> None:
+    """A kill between the last two steps leaves all files and no mark: whose are they?"""
+    out = tmp_path / "out"
+    shutil.copytree(whole.folder, partial_path(out))
+    shard = sorted(partial_path(out).glob("*.safetensors"))[1]
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    quantize(spec_of(source), out, QUIET)
+    same_folder(out, whole.folder)
+
+
 def test_the_preflight_refuses(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
