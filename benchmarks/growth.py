@@ -235,10 +235,10 @@ SERIES = {
     "head, records": Series(head(lambda n: [prompt(512, [4, 2])] * n), doubling(8), "records"),
     "head, tokens": Series(head(lambda n: [prompt(n, [4, 2])]), doubling(4096), "tokens"),
     "head, questions": Series(
-        head(lambda n: [prompt(8192, [3] * n)]), doubling(8), "questions of a record"
+        head(lambda n: [prompt(16_384, [3] * n)]), doubling(8), "questions of a record"
     ),
     "head, options": Series(
-        head(lambda n: [prompt(8192, [n])]), doubling(32), "options of a question"
+        head(lambda n: [prompt(16_384, [n])]), doubling(32), "options of a question"
     ),
     "quantize, layers": Series(quantize_layers, doubling(4), "layers", memory_grows=False),
     "parity, records": Series(parity_records, doubling(1000), "records"),

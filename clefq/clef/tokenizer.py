@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Generic, TypeVar
 
+from clefq.clef.long_text import PIECE, may_cut, pieces
 from clefq.errors import CheckpointError
 
 _T = TypeVar("_T")
@@ -17,6 +18,8 @@ _T = TypeVar("_T")
 _CACHE_TOKENS = 1 << 21
 # What an entry's key and place cost, in tokens.
 _ENTRY_TOKENS = 8
+# From so many characters on a text is tokenized in pieces.
+_LONG = 2 * PIECE
 
 _SPECIAL_TEXT = {
     "im_start": "<|im_start|>",
@@ -89,6 +92,7 @@ class PromptTokenizer:
 
     def __init__(self, tokenizer: Any, special: SpecialIds) -> None:
         self._tokenizer = tokenizer
+        self._may_cut = may_cut(tokenizer)
         self.special = special
         self._pieces: BoundedCache[tuple[int, ...]] = BoundedCache(_CACHE_TOKENS)
         self.bodies: BoundedCache[Any] = BoundedCache(_CACHE_TOKENS)
@@ -128,6 +132,11 @@ class PromptTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, uncached: for states."""
+        if len(text) < _LONG or not self._may_cut:
+            return self._encode_whole(text)
+        return [token for piece in pieces(text) for token in self._encode_whole(piece)]
+
+    def _encode_whole(self, text: str) -> list[int]:
         # The fast form computes no offsets, which nothing here needs.
         ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
