@@ -60,10 +60,11 @@ def test_the_patterns_are_those_of_transformers() -> None:
 
 
 WORDS = st.sampled_from(
-    ["a", "b c", "don't", "'s", " 's", "I 'll", "x  y", "a b", " ", "\n", "a \n b", "e\u0301 a",
-     "é", "\u0301 b", "a \u0301b", "中 a b", "1 a", "a 1", ".", " .", "a .", "<|im_end|>",
-     "<think> a", "\u00a0", "a\u2028b", "😀 a", "ﬁ n", "Å ngstrom", "a\tb", "\r\n", "''", "a 's b 't", "\x00 a"]
-)  # fmt: skip
+    ["a", "b c", "don't", "'s", " 's", "I 'll", "x  y", "a b", " ", "\n", "a \n b", "e\u0301 a"]
+    + ["é", "\u0301 b", "a \u0301b", "中 a b", "1 a", "a 1", ".", " .", "a .", "<|im_end|>"]
+    + ["<think> a", "\u00a0", "a\u2028b", "😀 a", "ﬁ n", "Å ngstrom", "a\tb", "\r\n", "''"]
+    + ["a 's b 't", "\x00 a"]
+)
 
 
 @settings(max_examples=300, deadline=None)
