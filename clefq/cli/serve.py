@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from clefq.serving.fleet.fleet import Fleet
     from clefq.serving.fleet.server import Address
     from clefq.serving.http.settings import ServerSettings
+    from clefq.serving.settings import ServeSettings
 
 NANO = "nano"
 TOKEN_VARIABLE = "CLEFQ_SERVE_TOKEN"
@@ -136,6 +137,13 @@ def command(
     access_log: Annotated[
         bool, typer.Option("--access-log/--no-access-log", help="One JSON line per request.")
     ] = True,
+    vllm_command: Annotated[
+        bool,
+        typer.Option(
+            "--vllm-command",
+            help="Print the `vllm serve` command that answers /v1/systemone as well, and exit.",
+        ),
+    ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show vLLM's own log.")] = False,
     run: Run = None,
     json_output: Json = False,
@@ -152,7 +160,8 @@ def command(
     from clefq.serving.settings import ServeSettings
 
     console = Console(json_output=json_output, quiet=quiet)
-    hand_over(console)
+    if not vllm_command:
+        hand_over(console)
     found = find(model, run)
     settings = ServeSettings(
         max_length=max_length,
@@ -165,6 +174,9 @@ def command(
         eager=eager,
         cpu_threads=threads,
     )
+    if vllm_command:
+        _print_vllm_command(found.folder, settings, console)
+        return
     timeouts = Timeouts(request=request_timeout, stall=engine_timeout)
     from clefq.serving.fleet.assembly import Engines
     from clefq.serving.fleet.server import Address
@@ -258,6 +270,18 @@ def tokens(given: list[str] | tuple[str, ...], file: Path | None) -> tuple[str, 
             raise InputError(f"--token-file {file} holds no token.", fix="one token a line.")
         found += lines
     return tuple(dict.fromkeys(found))
+
+
+def _print_vllm_command(folder: Path, settings: ServeSettings, console: Console) -> None:
+    from clefq.serving.fleet.devices import visible_gpus
+    from clefq.serving.fleet.vllm_command import shell_text, vllm_command
+
+    variables, arguments = vllm_command(folder, settings, cpu=not visible_gpus(os.environ))
+    if console.json_output:
+        console.result({"environment": variables, "arguments": arguments}, "")
+    else:
+        # as it stands: a line that is broken to fit the terminal could not be pasted
+        typer.echo(shell_text(variables, arguments))
 
 
 def _serve(wanted: _Wanted, console: Console) -> int:
@@ -356,7 +380,7 @@ def ready_text(wanted: _Wanted, fleet: Fleet, url: str) -> RenderableType:
 def _lines(wanted: _Wanted, fleet: Fleet, url: str) -> list[tuple[str, str]]:
     info, settings = fleet.info, wanted.engines.settings
     copies, parallel = wanted.engines.copies, settings.tensor_parallel
-    images = f"{info.max_images} images" if info.max_images else "no images"
+    images = f"{info.max_images or 'no'} image" + "s" * (info.max_images != 1)
     lines = [
         ("ready", f"{url}  (POST /v1/systemone; {url}/docs)"),
         ("model", f"{info.names[0]}, scheme {info.scheme}; also {', '.join(info.names[1:])}"),
