@@ -17,6 +17,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import clefq
+from clefq.clef.records import record_to_json
 from clefq.console import Console
 from clefq.errors import InputError
 from clefq.sensitivity import sweep as sweep_module
@@ -24,12 +26,16 @@ from clefq.sensitivity.cost import DEFAULT_SPEEDS
 from clefq.sensitivity.run import SearchSpec, run_sensitivity
 from clefq.sensitivity.schema import Budget, Sensitivity, load, save, worst_first
 from clefq.sensitivity.session import Session, SweepSpec
+from clefq.store.atomic import compact_json
 from clefq.store.predictions import read_predictions
+from clefq.store.sets import open_set
 from clefq.store.strict import to_plain
+from tests.engines.conftest import build_set
 from tests.sensitivity.conftest import QUIET, SCHEMES, Swept
 
 Spec = Callable[..., SweepSpec]
 SCRIPT = Path(__file__).parent / "killed.py"
+NANO = Path(clefq.__file__).parent / "nano"
 
 
 def test_everything_is_measured_once(swept: Swept) -> None:
@@ -110,38 +116,52 @@ def test_nvfp4_needs_a_calibration_set(spec_of: Spec, tmp_path: Path) -> None:
         Session(spec, QUIET)
 
 
-def damaged(release: Path, folder: Path) -> Path:
-    """The same function in BF16, to the bit, but one block that rounds badly.
+def damaged(folder: Path) -> Path:
+    """The miniature: the same function in BF16, to the bit, but one block that rounds badly.
 
-    In the first layer's MLP one intermediate channel in sixteen is divided by 64 in `up_proj` and
+    In the last MLP one intermediate channel in sixteen is divided by 64 in `up_proj` and
     multiplied by 64 in `down_proj`: exact in BF16, while each group of sixteen weights of
     `down_proj` now has one outlier, and the others round to almost nothing.
     """
-    shutil.copytree(release, folder)
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    layer = "model.language_model.layers.0.mlp"
-    tensors[f"{layer}.up_proj.weight"][::16] /= 64
-    tensors[f"{layer}.down_proj.weight"][:, ::16] *= 64
-    save_file(tensors, file, metadata={"format": "pt"})
+    shutil.copytree(NANO / "weights", folder)
+    layer = "model.language_model.layers.7.mlp"
+    for file in folder.glob("model-*.safetensors"):
+        tensors = load_file(file)
+        if f"{layer}.up_proj.weight" in tensors:
+            tensors[f"{layer}.up_proj.weight"][::16] /= 64
+        if f"{layer}.down_proj.weight" in tensors:
+            tensors[f"{layer}.down_proj.weight"][:, ::16] *= 64
+        save_file(tensors, file, metadata={"format": "pt"})
     return folder
 
 
-def test_a_damaged_block_is_named_first(
-    swept: Swept, release: Path, spec_of: Spec, tmp_path: Path
-) -> None:
-    before = [r for r in swept.found.blocks if r.scheme == "nvfp4a16"]
-    assert max(before, key=lambda r: r.damage.kl.estimate or 0.0).block != "0.mlp"
-    model = damaged(release, tmp_path / "damaged")
+def shortest(folder: Path) -> Path:
+    """The 12 shortest records of the miniature's eval set that have no image."""
+    every = [r for r in open_set(NANO / "sets" / "nano-eval").records() if not r.images]
+    every.sort(key=lambda record: len(compact_json(record_to_json(record))))
+    return build_set(folder, every[:12])
+
+
+def test_a_damaged_block_is_named_first(spec_of: Spec, tmp_path: Path) -> None:
+    model = damaged(tmp_path / "damaged")
     spec = spec_of(tmp_path / "out", model=model, schemes=("nvfp4a16",))
+    spec = replace(spec, eval_set=shortest(tmp_path / "eval"))
     found = run_sensitivity(spec, SearchSpec(None, DEFAULT_SPEEDS, False, False), QUIET)
-    assert worst_first(found)[0] == "0.mlp"
-    worst = max(found.blocks, key=lambda r: r.output_error)
-    assert worst.block == "0.mlp"
-    # BF16 itself is the same model
-    files = [folder / "baseline.parquet" for folder in (swept.spec.out, spec.out)]
-    first, second = (read_predictions(file).frame["logprobs"] for file in files)
-    assert all((a == b).all() for a, b in zip(first, second, strict=True))
+    first, second = worst_first(found)[:2]
+    by = {result.block: result for result in found.blocks}
+    assert first == "7.mlp"
+    assert by[first].damage.kl.estimate > 3 * by[second].damage.kl.estimate  # type: ignore[operator]
+    # the error of the weights misses it: the outliers, which round well, dominate the norm
+    assert by[first].weight_error["down_proj"] < max(by[second].weight_error.values())
+    assert by[first].output_error > 0.5 > by[second].output_error
+    # BF16 itself answers as the undamaged miniature does
+    session = Session(replace(spec, model=NANO / "weights"), QUIET)
+    answers = [r for group in session.engine.predict(session.records) for r in group]
+    expected = {(r.record_id, q): v for r in answers for q, v in r.logprobs.items()}
+    frame = read_predictions(spec.out / "baseline.parquet").frame
+    assert len(frame) == len(expected)
+    for row in frame.itertuples():
+        assert (row.logprobs == expected[row.record_id, row.question_id]).all()
 
 
 def volatile(value: object) -> object:
@@ -247,7 +267,7 @@ def test_records_that_cannot_run_are_left_out_and_said(
     spec_of: Spec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spec = spec_of(tmp_path)
-    session = Session(replace(spec, engine=replace(spec.engine, max_length=150)), Console())
+    session = Session(replace(spec, engine=replace(spec.engine, max_length=420)), Console())
     kept = len(session.prompts)
     assert 0 < kept < 14
     assert f"left out: {14 - kept} of 14 records" in capsys.readouterr().err
