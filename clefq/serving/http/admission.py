@@ -91,7 +91,7 @@ class Admission:
         return ApiError.of(
             OVERLOADED,
             f"{why}; try again in {seconds} s",
-            headers={"retry-after": str(seconds), "connection": "close"},
+            headers={"retry-after": str(seconds)},
         )
 
 

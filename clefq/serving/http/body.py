@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
+
+from starlette.requests import ClientDisconnect
 
 from clefq.serving.http.errors import (
     BODY_TOO_LARGE,
@@ -18,9 +21,8 @@ from clefq.serving.http.errors import (
 
 if TYPE_CHECKING:
     from starlette.datastructures import Headers
+    from starlette.types import Receive
 
-# The rest of the body is not wanted: the connection cannot be used again.
-_CLOSE = {"connection": "close"}
 _GZIP_WINDOW = 31
 
 
@@ -42,52 +44,85 @@ def check_head(headers: Headers, most: int) -> str:
     if media != "application/json" and not (media.startswith("application/") and
                                             media.endswith("+json")):  # fmt: skip
         hint = "; send images inside the JSON body, as `images`" if "multipart" in media else ""
-        raise ApiError.of(
-            WRONG_MEDIA, f"content-type must be application/json{hint}", headers=_CLOSE
-        )
+        raise ApiError.of(WRONG_MEDIA, f"content-type must be application/json{hint}")
     charset = parameters.lower().replace(" ", "").replace('"', "")
     if "charset=" in charset and "charset=utf-8" not in charset:
-        raise ApiError.of(WRONG_MEDIA, "the body must be UTF-8", headers=_CLOSE)
+        raise ApiError.of(WRONG_MEDIA, "the body must be UTF-8")
     encoding = headers.get("content-encoding", "identity").strip().lower()
     known = {"identity", "gzip", *(("zstd",) if _zstd() else ())}
     if encoding not in known:
         raise ApiError.of(
             WRONG_MEDIA, f"content-encoding must be one of {', '.join(sorted(known))}",
-            headers={**_CLOSE, "accept-encoding": ", ".join(sorted(known - {"identity"}))},
+            headers={"accept-encoding": ", ".join(sorted(known - {"identity"}))},
         )  # fmt: skip
     _check_length(headers.get("content-length"), most)
     return encoding
 
 
-async def read_body(
-    chunks: AsyncIterator[bytes], most: int, seconds: float, charge: Callable[[int], None]
-) -> bytes:
-    """Reads a body, and stops as soon as it is too long or too slow.
+class BodyReader:
+    """The body of one request as it arrives.
 
-    Args:
-        chunks: The body as it arrives.
-        most: Bytes that it may have.
-        seconds: Time that it may take.
-        charge: Called with the bytes of every chunk, before it is kept; may raise.
-
-    Raises:
-        ApiError: Too many bytes, or too late.
+    Attributes:
+        size: Bytes that have arrived.
+        ended: Whether all of it has arrived, or the client is gone.
     """
-    parts: list[bytes] = []
-    size = 0
-    try:
-        async with asyncio.timeout(seconds):
-            async for chunk in chunks:
-                size += len(chunk)
-                if size > most:
-                    raise _too_large(most)
-                charge(len(chunk))
-                parts.append(chunk)
-    except TimeoutError as error:
-        raise ApiError.of(
-            TOO_SLOW, f"the body did not arrive within {seconds:g} seconds", headers=_CLOSE
-        ) from error
-    return b"".join(parts)
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.size = 0
+        self.ended = False
+
+    async def read(self, most: int, seconds: float, charge: Callable[[int], None]) -> bytes:
+        """Reads it all, and stops as soon as it is too long or too slow.
+
+        Args:
+            most: Bytes that it may have.
+            seconds: Time that it may take.
+            charge: Called with the bytes of every piece, before it is kept; may raise.
+
+        Raises:
+            ApiError: Too many bytes, or too late.
+            ClientDisconnect: The client is gone.
+        """
+        parts: list[bytes] = []
+        try:
+            async with asyncio.timeout(seconds):
+                while not self.ended:
+                    part = await self._next()
+                    if self.size > most:
+                        raise _too_large(most)
+                    charge(len(part))
+                    parts.append(part)
+        except TimeoutError as error:
+            message = f"the body did not arrive within {seconds:g} seconds"
+            raise ApiError.of(TOO_SLOW, message) from error
+        return b"".join(parts)
+
+    async def discard(self, most: int, seconds: float) -> None:
+        """Reads what is left of a refused body and throws it away, within limits.
+
+        A connection that is closed with unread bytes is reset, and the client may lose the answer
+        that says what was wrong.
+
+        Args:
+            most: Bytes to wait for.
+            seconds: Time to wait.
+        """
+        start = self.size
+        with suppress(TimeoutError, ClientDisconnect):
+            async with asyncio.timeout(seconds):
+                while not self.ended and self.size - start <= most:
+                    await self._next()
+
+    async def _next(self) -> bytes:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self.ended = True
+            raise ClientDisconnect
+        part: bytes = message.get("body", b"")
+        self.size += len(part)
+        self.ended = not message.get("more_body", False)
+        return part
 
 
 def decompress(raw: bytes, encoding: str, most: int) -> bytes:
@@ -141,11 +176,11 @@ def _check_length(value: str | None, most: int) -> None:
     if value is None:
         return
     if not (value.isascii() and value.isdigit()):
-        raise ApiError.of(INVALID_HEADER, "content-length is no number", headers=_CLOSE)
+        raise ApiError.of(INVALID_HEADER, "content-length is no number")
     # compared as text first: a header of a thousand digits is no number to work with
     if len(value.lstrip("0")) > len(str(most)) or int(value) > most:
         raise _too_large(most)
 
 
 def _too_large(most: int) -> ApiError:
-    return ApiError.of(BODY_TOO_LARGE, f"the body has more than {most} bytes", headers=_CLOSE)
+    return ApiError.of(BODY_TOO_LARGE, f"the body has more than {most} bytes")

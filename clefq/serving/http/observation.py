@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
+from clefq.serving.http.body import BodyReader
 from clefq.serving.http.settings import Dialect
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Observation:
         status: HTTP status answered.
         stages: Stage name to seconds.
         error: Kind of the error answered, or None.
-        body_bytes: Of the body as received.
+        body: Of the request, as far as it was read.
         questions: Asked.
         images: Sent.
         input_tokens: Of the prompt as run; None where nothing was answered.
@@ -50,12 +51,12 @@ class Observation:
     id: str
     route: str
     dialect: Dialect
+    body: BodyReader
     started: float = field(default_factory=time.perf_counter)
     seconds: float = 0.0
     status: int = 0
     stages: dict[str, float] = field(default_factory=dict)
     error: str | None = None
-    body_bytes: int = 0
     questions: int = 0
     images: int = 0
     input_tokens: int | None = None
@@ -98,7 +99,7 @@ def log_access(request: Request, seen: Observation) -> None:
         "path": request.url.path[:200],
         "status": seen.status,
         "seconds": round(seen.seconds, 6),
-        "body_bytes": seen.body_bytes,
+        "body_bytes": seen.body.size,
     }
     if seen.error is not None:
         entry["error"] = seen.error

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from clefq.serving.http import errors, openapi
 from clefq.serving.http.answers import encode_json
 from clefq.serving.http.backend import ServerInfo
+from clefq.serving.http.body import BodyReader
 from clefq.serving.http.errors import ApiError
 from clefq.serving.http.observation import CLIENT_GONE, Observation, log_access, request_id
 from clefq.serving.http.service import ClientGoneError, Service
@@ -34,6 +35,9 @@ HEALTH = "/health"
 METRICS = "/metrics"
 
 _JSON = "application/json"
+# What a refused client may still send before its connection is closed.
+_DISCARD_BYTES = 16 << 20
+_DISCARD_SECONDS = 2.0
 _log = logging.getLogger("clefq.server")
 
 Work = Callable[[Service, Observation], Awaitable[Response]]
@@ -107,15 +111,18 @@ async def observed(request: Request, route: str, work: Work) -> Response:
     service = getattr(request.app.state, STATE_KEY, None)
     if service is None:  # attached to an app whose engine is not there yet
         error = ApiError.of(errors.UNAVAILABLE, "the server is starting")
-        return _error_response(error, Observation(request_id(None), route, "release"))
+        seen = Observation(request_id(None), route, "release", BodyReader(request.receive))
+        return _error_response(error, seen)
     assert isinstance(service, Service)
     given = request.headers.get("x-request-id")
-    seen = Observation(request_id(given), route, service.dialect(request.headers))
+    body = BodyReader(request.receive)
+    seen = Observation(request_id(given), route, service.dialect(request.headers), body)
     try:
         response = await work(service, seen)
         response.headers.update(seen.headers())
     except ApiError as error:
         response = _error_response(error, seen)
+        await _finish_body(request, seen, response)
     except (ClientGoneError, ClientDisconnect):
         response = Response(status_code=CLIENT_GONE)
     except Exception:
@@ -128,6 +135,18 @@ async def observed(request: Request, route: str, work: Work) -> Response:
     if service.settings.access_log:
         log_access(request, seen)
     return response
+
+
+async def _finish_body(request: Request, seen: Observation, response: Response) -> None:
+    """Lets a refused client finish sending, within limits, so that it reads its answer."""
+    headers = request.headers
+    if "transfer-encoding" not in headers and headers.get("content-length", "0") == "0":
+        return
+    # a client that waits to be told to go on, or that is slow, is not waited for
+    if "expect" not in headers and seen.error != errors.TOO_SLOW.type:
+        await seen.body.discard(_DISCARD_BYTES, _DISCARD_SECONDS)
+    if not seen.body.ended:
+        response.headers["connection"] = "close"
 
 
 def models_body(info: ServerInfo) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from clefq.serving.http import errors
 from clefq.serving.http.admission import Admission, Ticket
 from clefq.serving.http.answers import Style, Usage, encode_json, response_body
 from clefq.serving.http.backend import Backend, EngineDown, Scores
-from clefq.serving.http.body import check_head, decompress, read_body
+from clefq.serving.http.body import check_head, decompress
 from clefq.serving.http.errors import ApiError
 from clefq.serving.http.images import read_images
 from clefq.serving.http.metrics import Metrics
@@ -116,7 +116,7 @@ class Service:
             raise ApiError.of(
                 errors.UNAUTHENTICATED,
                 "give the server's token as `Authorization: Bearer TOKEN`",
-                headers={"www-authenticate": "Bearer", "connection": "close"},
+                headers={"www-authenticate": "Bearer"},
             )
 
     def check_open(self) -> None:
@@ -127,11 +127,7 @@ class Service:
         """
         state = self.backend.state
         if state != "ready":
-            raise ApiError.of(
-                errors.UNAVAILABLE,
-                f"the server is {state}",
-                headers={**_COME_BACK, "connection": "close"},
-            )
+            raise _unavailable(f"the server is {state}")
 
     async def answer(self, request: Request, seen: Observation) -> Response:
         """Answers `POST /v1/systemone`.
@@ -145,7 +141,7 @@ class Service:
         self.check_open()
         encoding = check_head(request.headers, self.settings.limits.max_body_bytes)
         with self.admission.enter() as ticket:
-            prepared = await self._take(request, encoding, style.dialect, ticket, seen)
+            prepared = await self._take(encoding, style.dialect, ticket, seen)
             scores = await self._score(request, prepared.prompt, seen)
             with seen.stage("answer"):
                 body = await self._run(lambda: self._body(prepared, scores, style))
@@ -154,19 +150,12 @@ class Service:
         return Response(body, media_type="application/json")
 
     async def _take(
-        self,
-        request: Request,
-        encoding: str,
-        dialect: Dialect,
-        ticket: Ticket,
-        seen: Observation,
+        self, encoding: str, dialect: Dialect, ticket: Ticket, seen: Observation
     ) -> _Prepared:
         """Reads, checks and encodes; the body is gone when this returns."""
         most = self.settings.limits.max_body_bytes
         with seen.stage("read"):
-            chunks = request.stream()
-            raw = await read_body(chunks, most, self.settings.body_seconds, ticket.charge)
-        seen.body_bytes = len(raw)
+            raw = await seen.body.read(most, self.settings.body_seconds, ticket.charge)
         with seen.stage("encode"):
             prepared = await self._run(lambda: self._prepare(raw, encoding, dialect, ticket))
         seen.questions = len(prepared.ask.record.questions)

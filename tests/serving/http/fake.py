@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -45,7 +46,7 @@ class FakeBackend:
         seconds: How long a prompt takes.
         failure: Raised by `score`, where not None.
         flat: Returned by `score` in place of made-up logits, where not None.
-        prompts: Those that were asked for.
+        prompts: The last 200 that were asked for.
         cancelled: Prompts whose client went away.
     """
 
@@ -67,7 +68,7 @@ class FakeBackend:
         self.seconds = 0.0
         self.failure: Exception | None = None
         self.flat: np.ndarray | None = None
-        self.prompts: list[Prompt] = []
+        self.prompts: deque[Prompt] = deque(maxlen=200)
         self.cancelled = 0
         self.started = 0
         self.drained = 0

@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import itertools
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from backports import zstd
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
 
-from clefq.serving.http.body import check_head, decompress, read_body
+from clefq.serving.http.body import BodyReader, check_head, decompress
 from clefq.serving.http.errors import ApiError
 
 
@@ -46,7 +49,6 @@ def test_announced_lengths(length: str, status: int) -> None:
     with pytest.raises(ApiError) as caught:
         check_head(head(content_length=length), 10)
     assert caught.value.kind.status == status
-    assert caught.value.headers["connection"] == "close"
     check_head(head(content_length="0000010"), 10)
 
 
@@ -58,42 +60,72 @@ def test_unknown_encodings_are_refused_with_those_that_are_known() -> None:
     assert check_head(head(content_encoding="ZSTD"), 10) == "zstd"
 
 
-def read(chunks: list[bytes], most: int, pause: float = 0.0) -> tuple[bytes, int]:
-    taken = 0
+class Arriving:
+    """A body that arrives in pieces.
 
-    async def arrive() -> AsyncIterator[bytes]:
-        nonlocal taken
-        for chunk in chunks:
-            await asyncio.sleep(pause)
-            taken += 1
-            yield chunk
+    Attributes:
+        taken: Pieces that were asked for.
+    """
 
-    charged: list[int] = []
-    return asyncio.run(read_body(arrive(), most, 0.2, charged.append)), taken
+    def __init__(self, pieces: Iterable[bytes | None], pause: float = 0.0) -> None:
+        self.pieces = iter(pieces)
+        self.pause = pause
+        self.taken = 0
+
+    async def __call__(self) -> dict[str, Any]:
+        await asyncio.sleep(self.pause)
+        self.taken += 1
+        piece = next(self.pieces, b"")
+        if piece is None:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": piece, "more_body": piece != b""}
+
+
+def read(arriving: Arriving, most: int) -> bytes:
+    return asyncio.run(BodyReader(arriving).read(most, 0.2, lambda _: None))
 
 
 def test_reading_stops_at_the_limit() -> None:
-    assert read([b"ab", b"cd"], 4) == (b"abcd", 2)
-    seen = 0
-
-    async def endless() -> AsyncIterator[bytes]:
-        nonlocal seen
-        while True:
-            seen += 1
-            yield b"x" * 100
-
+    assert read(Arriving([b"ab", b"cd"]), 4) == b"abcd"
+    endless = Arriving(itertools.repeat(b"x" * 100))
     with pytest.raises(ApiError) as caught:
-        asyncio.run(read_body(endless(), 1000, 5, lambda _: None))
+        read(endless, 1000)
     assert caught.value.kind.status == 413
-    assert seen == 11
+    assert endless.taken == 11
 
 
 def test_a_body_that_trickles_in_is_given_up() -> None:
     start = time.monotonic()
     with pytest.raises(ApiError) as caught:
-        read([b"x"] * 100, 1000, pause=0.05)
+        read(Arriving([b"x"] * 100, pause=0.05), 1000)
     assert caught.value.kind.status == 408
     assert time.monotonic() - start < 2
+
+
+def test_a_client_that_leaves_ends_the_body() -> None:
+    with pytest.raises(ClientDisconnect):
+        read(Arriving([b"x", None]), 1000)
+
+
+def test_what_is_charged_may_refuse() -> None:
+    def refuse(count: int) -> None:
+        raise KeyError(count)
+
+    with pytest.raises(KeyError, match="2"):
+        asyncio.run(BodyReader(Arriving([b"ab"])).read(9, 1, refuse))
+
+
+def test_what_is_left_is_discarded_within_limits() -> None:
+    def left(pieces: Iterable[bytes | None], pause: float = 0.0) -> tuple[bool, int]:
+        reader = BodyReader(Arriving(pieces, pause))
+        asyncio.run(reader.discard(1000, 0.2))
+        return reader.ended, reader.size
+
+    assert left([b"x" * 100] * 3) == (True, 300)
+    assert left(itertools.repeat(b"x" * 100)) == (False, 1100)
+    assert left([b"x" * 100, None]) == (True, 100)
+    ended, size = left(itertools.repeat(b"x"), pause=0.05)
+    assert (ended, size < 10) == (False, True)
 
 
 @pytest.mark.parametrize(("encoding", "pack"), [("gzip", gzip.compress), ("zstd", zstd.compress)])

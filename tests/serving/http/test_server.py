@@ -104,6 +104,29 @@ def test_an_endless_chunked_body_is_stopped_while_it_is_read(server: Running) ->
     assert server.healthy()
 
 
+def test_a_refused_client_may_finish_sending_and_reads_why(server: Running) -> None:
+    """Closed with unread bytes, its connection would be reset and the answer lost."""
+    body = b"x" * 3_000_000
+    with httpx.Client(base_url=server.url) as client:
+        for headers, status in (
+            ({"content-type": "text/plain"}, 415),
+            ({"content-type": "application/json"}, 413),
+            ({"content-type": "application/json", "x-clefq-dialect": "other"}, 400),
+        ):
+            for _ in range(5):
+                response = client.post(ASK, content=body, headers=headers)
+                assert response.status_code == status
+                assert "connection" not in response.headers
+        assert client.post("/nothing", content=body).status_code == 404
+
+
+def test_a_client_that_asks_first_sends_nothing(server: Running) -> None:
+    head = f"{HEAD}content-length: 999999\r\nexpect: 100-continue\r\n\r\n".encode()
+    answer = exchange(server.port, head)
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert b"connection: close" in answer
+
+
 def test_an_announced_length_is_refused_before_a_byte_of_body(server: Running) -> None:
     answer = exchange(server.port, f"{HEAD}content-length: 999999999\r\n\r\n".encode())
     assert answer.startswith(b"HTTP/1.1 413")
