@@ -39,6 +39,10 @@ def pages(site: Path) -> dict[Path, Page]:
     return {path: Page(path) for path in sorted(site.rglob("*.html"))}
 
 
+def test_sphinx_has_nothing_to_warn_of(built: tuple[Path, str]) -> None:
+    assert built[1] == ""
+
+
 def test_every_link_and_anchor_is_there(pages: dict[Path, Page]) -> None:
     broken = []
     for path, page in pages.items():
