@@ -22,12 +22,12 @@ $(STAMP): pyproject.toml constraints/quantize.txt
 	@touch $@
 
 fix: setup
-	$(BIN)/ruff check --fix clefq tests benchmarks
-	$(BIN)/ruff format clefq tests benchmarks
+	$(BIN)/ruff check --fix clefq tests benchmarks docs tools
+	$(BIN)/ruff format clefq tests benchmarks docs tools
 
 check: setup
-	$(BIN)/ruff check clefq tests benchmarks
-	$(BIN)/ruff format --check clefq tests benchmarks
+	$(BIN)/ruff check clefq tests benchmarks docs tools
+	$(BIN)/ruff format --check clefq tests benchmarks docs tools
 	$(BIN)/mypy
 
 test: setup

@@ -171,3 +171,39 @@ def test_the_workflow_calls_the_action_with_inputs_that_it_has() -> None:
         assert set(given) <= set(action["inputs"])
         for name in ("baseline", "eval", "calibration"):
             assert name not in given or (ROOT / given[name]).is_dir()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "arguments"),
+    [
+        (
+            {"EXTRAS": "quantize,hub"},
+            ["-c", "/act ion/constraints/quantize.txt", "/act ion[quantize,hub]"],
+        ),
+        ({"EXTRAS": ""}, ["-c", "/act ion/constraints/quantize.txt", "/act ion"]),
+        (
+            {"EXTRAS": "quantize", "REQUIREMENT": "clefq[quantize]==0.1.0"},
+            ["clefq[quantize]==0.1.0"],
+        ),
+        (
+            {"REQUIREMENT": "clefq", "EXTRA_ARGS": "--pre --index-url https://x.invalid/a"},
+            ["--pre", "--index-url", "https://x.invalid/a", "clefq"],
+        ),
+    ],
+)
+def test_what_is_installed(tmp_path: Path, inputs: dict[str, str], arguments: list[str]) -> None:
+    action = yaml.safe_load(ACTION.read_text(encoding="utf-8"))
+    step = next(each for each in action["runs"]["steps"] if each["name"] == "Install clefq")
+    stub = tmp_path / "python"
+    stub.write_text('#!/bin/sh\nfor word in "$@"; do echo "$word"; done\n', encoding="utf-8")
+    stub.chmod(0o755)
+    given = {name: "" for name in step["env"]}
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "GITHUB_ACTION_PATH": "/act ion"}
+    done = subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],
+        env={**environment, **given, **inputs},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == ["-m", "pip", "install", "--quiet", *arguments]
