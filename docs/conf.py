@@ -48,7 +48,7 @@ html_theme_options = {
         "color-brand-primary": "#b4450f",
         "color-brand-content": "#a33d0b",
         "font-stack": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif",
-        "font-stack--monospace": "ui-monospace, SFMono-Regular, Menlo, 'Liberation Mono', monospace",
+        "font-stack--monospace": "ui-monospace, SFMono-Regular, Menlo, Consolas, monospace",
     },
     "dark_css_variables": {
         "color-brand-primary": "#ff9a5c",

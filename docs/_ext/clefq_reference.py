@@ -129,8 +129,8 @@ def metrics_page() -> Iterator[str]:
     from clefq.parity.cards import load_cards
 
     yield from ("# Metrics", "", NOTE, "")
-    yield "Names as in `parity.json` and in gate files. `@T` and `@NAME` stand for a threshold and a"
-    yield "policy of the gate file. Figures are fractions. How intervals are made, and why, is in"
+    yield "Names as in `parity.json` and in gate files. `@T` and `@NAME` stand for a threshold and"
+    yield "a policy of the gate file. Figures are fractions. How intervals are made, and why, is in"
     yield "[Parity statistics](../statistics.md)."
     yield ""
     rows = [
@@ -168,8 +168,8 @@ def formats_page() -> Iterator[str]:
     )
 
     yield from ("# File formats", "", NOTE, "")
-    yield "Everything is written beside its name and renamed at the end; every file names the hashes"
-    yield "of what it was made from; unknown keys are refused. Figures are fractions, infinity is"
+    yield "Everything is written beside its name and renamed at the end; every file names the"
+    yield "hashes of what it was made from; unknown keys are refused. Figures are fractions, infinity is"
     yield "null plus a count."
     yield from ("", "## Predictions", "")
     yield "`predictions/<set>/<variant>.parquet`: one row a question, `record_id` and `question_id`"
