@@ -169,8 +169,8 @@ def formats_page() -> Iterator[str]:
 
     yield from ("# File formats", "", NOTE, "")
     yield "Everything is written beside its name and renamed at the end; every file names the"
-    yield "hashes of what it was made from; unknown keys are refused. Figures are fractions, infinity is"
-    yield "null plus a count."
+    yield "hashes of what it was made from; unknown keys are refused. Figures are fractions,"
+    yield "infinity is null plus a count."
     yield from ("", "## Predictions", "")
     yield "`predictions/<set>/<variant>.parquet`: one row a question, `record_id` and `question_id`"
     yield "unique together."
