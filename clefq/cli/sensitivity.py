@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +12,7 @@ from clefq.cli.options import Json, Quiet, Run
 
 if TYPE_CHECKING:
     from clefq.engines.base import EngineSpec
+    from clefq.sensitivity.paired import PairedDifference
     from clefq.sensitivity.schema import Budget
     from clefq.sensitivity.session import SweepSpec
 
@@ -28,6 +29,14 @@ def command(
     eval_set: Annotated[
         str, typer.Option("--eval", metavar="SET", help="Set that damage is measured on.")
     ],
+    compare: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--compare",
+            metavar="VARIANT",
+            help="Run nothing: hold MODEL's predictions against this variant's; repeatable.",
+        ),
+    ] = None,
     calibration: Annotated[
         str | None,
         typer.Option("--calibration", metavar="SET", help="Set for the input scales of nvfp4."),
@@ -120,15 +129,22 @@ def command(
     `clefq predict`; its damage is measured on the answers. An exact knapsack picks a format per
     block within the budget (default: the size of the `mixed` layout) and writes `recipe.yaml` for
     `clefq quantize --recipe`. Interrupted, the same command continues.
+
+    With `--compare`, MODEL and the variants are names of the run folder that have predictions on
+    the set: the differences of their damage, with paired intervals.
     """
     from clefq.console import Console
     from clefq.engines.base import EngineSpec
     from clefq.sensitivity.cost import parse_speeds
-    from clefq.sensitivity.report_text import report_text
+    from clefq.sensitivity.report_text import paired_text, report_text
     from clefq.sensitivity.run import SearchSpec, run_sensitivity
     from clefq.store.strict import to_plain
 
     console = Console(json_output=json_output, quiet=quiet)
+    if compare:
+        found_pairs = _paired(run, eval_set, model, compare)
+        console.result(to_plain(found_pairs), paired_text(found_pairs))
+        return
     engine = EngineSpec(
         max_length=max_length,
         truncate_state=truncate_state,
@@ -235,3 +251,41 @@ def _bf16_bytes(spec: SweepSpec) -> int:
 
     checkpoint = open_checkpoint(spec.model)
     return cost_model(checkpoint, find_blocks(checkpoint), 0.0, DEFAULT_SPEEDS).nbytes({})
+
+
+def _paired(
+    run: Path | None, eval_set: str, variant: str, others: list[str]
+) -> list[PairedDifference]:
+    from clefq.engines.models import find_set
+    from clefq.sensitivity.paired import paired_difference
+    from clefq.store.predictions import read_predictions
+    from clefq.store.run import BASELINE, RunFolder
+    from clefq.store.sets import open_set
+
+    folder = RunFolder.find(run)
+
+    name = open_set(find_set(eval_set, folder)).name
+    baseline, ours, *theirs = (
+        read_predictions(folder.predictions(name, each)) for each in (BASELINE, variant, *others)
+    )
+    found = [paired_difference(baseline, ours, other) for other in theirs]
+    return [
+        replace(
+            item,
+            nbytes=_checkpoint_bytes(folder.model(item.variant)),
+            other_nbytes=_checkpoint_bytes(folder.model(item.other)),
+        )
+        for item in found
+    ]
+
+
+def _checkpoint_bytes(folder: Path) -> int | None:
+    """Bytes of a checkpoint's tensors, head included, as in the layout table."""
+    from clefq.clef.checkpoint import open_checkpoint
+    from clefq.clef.tensor_files import read_header
+
+    if not folder.is_dir():
+        return None
+    checkpoint = open_checkpoint(folder)
+    tensors = [*checkpoint.tensors.values(), *read_header(checkpoint.head_file).values()]
+    return sum(tensor.nbytes for tensor in tensors)

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from clefq.parity.metric import Metric
+from clefq.sensitivity.paired import PairedDifference
 from clefq.sensitivity.schema import (
     RECIPE_FILE,
     REPORT_FILE,
@@ -150,3 +151,36 @@ def _tail(found: Sensitivity, out: Path, model: str) -> Iterable[str]:
         yield f"recipe    {out / RECIPE_FILE}"
         yield f"next      clefq quantize {model} --recipe {out / RECIPE_FILE}"
         yield "          then predict and judge it on a set that was not searched on"
+
+
+def paired_text(found: Sequence[PairedDifference]) -> RenderableType:
+    """One variant against others, on the terminal; nothing in it is hidden for being a loss."""
+    first = found[0]
+    size = "" if first.nbytes is None else f" ({size_text(first.nbytes)})"
+    title = f"{first.variant}{size} minus each other, {first.kl.n_questions:,} questions"
+    table = _table(title, gap=1)
+    table.add_column("other", no_wrap=True)
+    for name in ("KL, nats/1000", "answers kept, pt", "accuracy, pt"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for item in found:
+        table.add_row(
+            item.other + ("*" if item.fair is False else ""),
+            signed(item.kl, 1000, 3),
+            signed(item.agreement, 100, 2),
+            signed(item.accuracy, 100, 2),
+        )
+    lines = ["better: KL below zero, the others above; 95% intervals, paired, by record"]
+    if any(item.fair is False for item in found):
+        lines.append("* takes fewer bytes: not a comparison at equal size")
+    return Group(table, Text(), *map(Text, lines))
+
+
+def signed(metric: Metric, factor: float, decimals: int) -> str:
+    """A difference with its sign and interval."""
+    if metric.estimate is None:
+        return NONE
+    text = f"{factor * metric.estimate:+.{decimals}f}"
+    if metric.lower is not None and metric.upper is not None:
+        low, high = factor * metric.lower, factor * metric.upper
+        text += f" [{low:+.{decimals}f},{high:+.{decimals}f}]"
+    return text.replace("-", "−")

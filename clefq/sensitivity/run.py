@@ -20,6 +20,7 @@ from clefq.sensitivity.cost import CostModel, cost_model
 from clefq.sensitivity.layouts import published_layouts, write_recipe
 from clefq.sensitivity.schema import (
     PUBLISHED,
+    PUBLISHED_FOLDER,
     RECIPE_FILE,
     REPORT_FILE,
     SEARCHED,
@@ -89,6 +90,8 @@ def _run(session: Session, wanted: SearchSpec) -> Sensitivity:
         recipe = _recipe(session, costs, budget, layout)
     if recipe is not None:
         write_text(spec.out / RECIPE_FILE, recipe.text)
+    if wanted.published:
+        _write_published(session, published)
     results = []
     for name, origin, layout in layouts:
         measured = None
@@ -122,6 +125,14 @@ def _run(session: Session, wanted: SearchSpec) -> Sensitivity:
         effort=sweep.effort,
     )
     return _written(found, spec.out)
+
+
+def _write_published(session: Session, published: dict[str, Layout]) -> None:
+    """Recipes of the published layouts at this depth: what the searched one is held against."""
+    for name, layout in published.items():
+        header = [f"The published layout {name}, for {session.spec.model_id}."]
+        recipe = write_recipe(session.spec.model, session.blocks, layout, header)
+        write_text(session.spec.out / PUBLISHED_FOLDER / f"{name}.yaml", recipe.text)
 
 
 def _written(found: Sensitivity, out: Path) -> Sensitivity:

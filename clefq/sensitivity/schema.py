@@ -17,6 +17,7 @@ SCHEMA_VERSION = 1
 SUMMARY_FILE = "sensitivity.json"
 RECIPE_FILE = "recipe.yaml"
 REPORT_FILE = "sensitivity.html"
+PUBLISHED_FOLDER = "published"
 SEARCHED, PUBLISHED = "searched", "published"
 T = TypeVar("T")
 
