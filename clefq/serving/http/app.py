@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 
 import clefq
 from clefq.serving.http import errors, openapi
 from clefq.serving.http.errors import ApiError
 from clefq.serving.http.observation import Observation
+from clefq.serving.http.page import page
 from clefq.serving.http.routes import (
     STATE_KEY,
     observed,
@@ -72,10 +73,18 @@ def create_app(
         version=clefq.__version__,
         lifespan=lifespan,
         redirect_slashes=False,
+        # pages of our own: FastAPI's load scripts from another host
+        docs_url=None,
+        redoc_url=None,
     )
     setattr(app.state, STATE_KEY, service)
     app.include_router(systemone_router(settings.limits))
     app.include_router(operations_router())
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(page(app.openapi()))
+
     app.add_exception_handler(HTTPException, _unknown_route)
     return app
 

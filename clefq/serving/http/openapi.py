@@ -56,8 +56,8 @@ def request_schema(limits: Limits) -> Schema:
             "images": {
                 "type": ["array", "null"],
                 "description": f"Base64 texts or data URLs of {', '.join(limits.image_formats)} "
-                f"files, each at most {limits.max_image_bytes} bytes and "
-                f"{limits.max_image_pixels} pixels, {limits.max_images_bytes} bytes together. "
+                f"files, each at most {limits.max_image_bytes:,} bytes and "
+                f"{limits.max_image_pixels:,} pixels, {limits.max_images_bytes:,} bytes together. "
                 "Remote URLs are refused.",
                 "maxItems": limits.max_images,
                 "items": {"type": "string", "minLength": 1},
@@ -68,7 +68,7 @@ def request_schema(limits: Limits) -> Schema:
                 "maxItems": 0,
             },
             "media_kwargs": {"type": ["object", "null"], "maxProperties": 0,
-                             "description": "Not supported."},
+                             "description": "Not supported: the checkpoint's settings are used."},
             "assets": {"type": ["object", "null"], "maxProperties": 0,
                        "description": "Not supported: send `images`."},
         },
@@ -354,7 +354,7 @@ EXAMPLE: Schema = {
         "team": {
             "type": "choice",
             "instructions": "Which team should handle it?",
-            "criteria": {"billing": "Payments and invoices", "technical": None},
+            "criteria": {"billing": "Payments and invoices", "technical": "Bugs and outages"},
         },
         "anger": {
             "type": "score",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from clefq.errors import InputError
@@ -93,6 +94,29 @@ class ServerSettings:
                 fix="make one with `openssl rand -hex 32`.",
             )
         _check_positive(self, "server settings", {})
+
+
+def limits_from(pairs: Sequence[str]) -> Limits:
+    """Limits from `NAME=NUMBER` texts, as an option gives them; the others keep their defaults.
+
+    Raises:
+        InputError: Names every text that is no limit.
+    """
+    known = {item.name: item.type for item in fields(Limits) if item.type == "int"}
+    given: dict[str, int] = {}
+    faults = []
+    for pair in pairs:
+        name, _, number = pair.partition("=")
+        name = name.strip().replace("-", "_")
+        if name not in known:
+            faults.append(f"{name!r} is no limit; there are {', '.join(known)}")
+        elif not (number.strip().isascii() and number.strip().isdigit()):
+            faults.append(f"{pair!r} must be NAME=NUMBER")
+        else:
+            given[name] = int(number)
+    if faults:
+        raise InputError(f"limits: {faults[0]}.", faults=faults[1:])
+    return replace(Limits(), **given)  # type: ignore[arg-type]  # the names are those of numbers
 
 
 def _check_positive(settings: Limits | ServerSettings, what: str, least: dict[str, int]) -> None:

@@ -197,12 +197,14 @@ def run(send: Callable[[Hostile], httpx.Response], count: int, seed: int = 0) ->
     rng = random.Random(seed)
     statuses: Counter[int] = Counter()
     for number in range(count):
-        response = send(hostile(rng))
-        statuses[response.status_code] += 1
+        request = hostile(rng)
         try:
+            response = send(request)
             check(response)
-        except AssertionError as error:
-            raise AssertionError(f"seed {seed}, request {number}: {error}") from error
+        except (AssertionError, httpx.TransportError) as error:
+            shown = f"{request.headers} {request.body[:200]!r}, {len(request.body)} bytes"
+            raise AssertionError(f"seed {seed}, request {number}: {error!r}: {shown}") from error
+        statuses[response.status_code] += 1
     return statuses
 
 

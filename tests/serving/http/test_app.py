@@ -24,7 +24,7 @@ from clefq.serving.http.app import create_app
 from clefq.serving.http.backend import EngineDown
 from clefq.serving.http.names import model_names
 from clefq.serving.http.observation import ACCESS_LOGGER, access_log_to
-from clefq.serving.http.settings import Limits, ServerSettings
+from clefq.serving.http.settings import Limits, ServerSettings, limits_from
 from clefq.serving.prompts import PromptMaker
 from tests.serving.http.client import ASK, BODY, TYPESAFE, Asker
 from tests.serving.http.conftest import NANO
@@ -413,6 +413,17 @@ def test_a_backend_that_cannot_start_is_reported(prompts: PromptMaker) -> None:
 def test_settings_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         ServerSettings(**wrong)
+
+
+def test_limits_from_options() -> None:
+    limits = limits_from(["max_questions=128", "max-image-bytes = 10"])
+    assert (limits.max_questions, limits.max_image_bytes) == (128, 10)
+    assert limits.max_options == Limits().max_options
+    with pytest.raises(InputError) as caught:
+        limits_from(["max_question=1", "max_levels=x", "image_formats=PNG"])
+    assert len(caught.value.faults) == 2
+    with pytest.raises(InputError, match="max_options is 1"):
+        limits_from(["max_options=1"])
 
 
 def test_limits_are_checked_and_tokens_are_not_shown() -> None:

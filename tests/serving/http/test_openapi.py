@@ -99,3 +99,14 @@ def test_what_the_schema_forbids_is_refused(prompts: PromptMaker, change: dict[s
     body = {**BODY, **change}
     assert not Draft202012Validator(request_schema(Limits())).is_valid(body)
     assert Asker(prompts)(body).status_code in (400, 422)
+
+
+def test_the_page_needs_nothing_from_elsewhere(prompts: PromptMaker) -> None:
+    response = Asker(prompts).get("/docs")
+    assert response.headers["content-type"].startswith("text/html")
+    text = response.text
+    assert "<script" not in text
+    assert "http://" not in text
+    assert "https://" not in text
+    for name in (ASK, "/v1/models", "x-clefq-dialect", "questions", "429", "server-timing"):
+        assert name in text
