@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -150,11 +151,26 @@ def engine_environment(settings: ServeSettings) -> dict[str, str]:
         # for the one position more; `engine_arguments` checks the length itself
         "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
     }
+    cores = sorted(os.sched_getaffinity(0))
     if settings.cpu_threads is not None:
-        cores = sorted(os.sched_getaffinity(0))[: settings.cpu_threads]
-        variables["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
+        cores = cores[: settings.cpu_threads]
         variables["OMP_NUM_THREADS"] = str(settings.cpu_threads)
+    if settings.cpu_threads is not None or settings.tensor_parallel > 1:
+        variables["VLLM_CPU_OMP_THREADS_BIND"] = bind_cores(cores, settings.tensor_parallel)
     return variables
+
+
+def bind_cores(cores: Sequence[int], ranks: int) -> str:
+    """Cores of each tensor-parallel rank on a CPU, as vLLM reads them.
+
+    By itself vLLM wants a NUMA node per rank, which small machines do not have.
+
+    Args:
+        cores: At least one; fewer than `ranks` are shared.
+        ranks: Processes that hold the model together.
+    """
+    parts = [list(cores[rank::ranks]) or [cores[rank % len(cores)]] for rank in range(ranks)]
+    return "|".join(",".join(map(str, part)) for part in parts)
 
 
 def _check_length(folder: Path, max_length: int) -> None:

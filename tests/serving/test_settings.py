@@ -10,7 +10,12 @@ import pytest
 from clefq.errors import CheckpointError, InputError
 from clefq.serving import ARCHITECTURE, ServeSettings
 from clefq.serving.plugin import parse_version, version_warning
-from clefq.serving.settings import engine_arguments, engine_environment, graph_sizes
+from clefq.serving.settings import (
+    bind_cores,
+    engine_arguments,
+    engine_environment,
+    graph_sizes,
+)
 
 HEAD = {
     "hidden_size": 64,
@@ -72,6 +77,13 @@ def test_a_cpu_runs_eagerly_and_without_gpu_options(folder: Path) -> None:
     threads = engine_environment(ServeSettings(cpu_threads=1))
     assert threads["OMP_NUM_THREADS"] == "1"
     assert threads["VLLM_CPU_OMP_THREADS_BIND"].isdigit()
+
+
+def test_ranks_share_the_cores() -> None:
+    assert bind_cores([0, 1, 2, 3, 8], 2) == "0,2,8|1,3"
+    assert bind_cores([5], 2) == "5|5"
+    bound = engine_environment(ServeSettings(tensor_parallel=2))["VLLM_CPU_OMP_THREADS_BIND"]
+    assert len(bound.split("|")) == 2
 
 
 def test_every_fault_is_listed_at_once() -> None:

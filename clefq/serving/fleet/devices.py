@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from clefq.errors import InputError
-from clefq.serving.settings import ServeSettings, engine_environment
+from clefq.serving.settings import ServeSettings, bind_cores, engine_environment
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -85,6 +85,7 @@ def _on_cores(
     for number in range(copies):
         own = [cores[(number * threads + index) % len(cores)] for index in range(threads)]
         variables = engine_environment(replace(settings, cpu_threads=threads))
-        variables["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, sorted(set(own))))
+        bound = bind_cores(sorted(set(own)), settings.tensor_parallel)
+        variables["VLLM_CPU_OMP_THREADS_BIND"] = bound
         environments.append({**variables, **environment})
     return environments
