@@ -16,7 +16,7 @@ WORKER_MEMORY = 60_000_000
 CALIBRATION_MEMORY = 2_000_000_000
 # a CUDA context; blocks and their intermediate numbers of one worker, sixteen times those on a CPU
 GPU_BASE = 800_000_000
-GPU_WORKER = 250_000_000
+GPU_WORKER = 150_000_000
 # numbers of two bytes that an MLP holds at once per token and column, when its inputs are rounded
 _GPU_COPIES = 6
 _SLACK = 1.02

@@ -289,9 +289,9 @@ def test_the_preflight_refuses(
 
 def test_a_full_gpu_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     needs = preflight.needs_of_stream(1000, 16, "cuda")
-    assert needs.gpu == 800_000_000 + 16 * 250_000_000
+    assert needs.gpu == 800_000_000 + 16 * 150_000_000
     monkeypatch.setattr(preflight, "free_gpu_memory", lambda: 3_000_000_000)
-    with pytest.raises(InputError, match=r"the GPU has 3\.0 GB of memory free, .* needs 4\.8 GB"):
+    with pytest.raises(InputError, match=r"the GPU has 3\.0 GB of memory free, .* needs 3\.2 GB"):
         preflight.check(needs, tmp_path / "out")
     monkeypatch.setattr(preflight, "free_gpu_memory", lambda: 5_000_000_000)
     preflight.check(needs, tmp_path / "out")
