@@ -124,9 +124,10 @@ class Fleet:
         """See `Backend.score`; while draining, what was let in before is still answered."""
         if self._closed is not None or self._info is None:
             raise EngineDown("no engine is running")
-        loop = asyncio.get_running_loop()
         ask = Ask.of(next(self._numbers), prompt)
-        request = _Request(ask, loop.create_future(), loop.time())
+        # not the loop's clock, which uvloop keeps in milliseconds
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        request = _Request(ask, future, time.monotonic())
         self._queue.append(request)
         self._idle.clear()
         self._dispatch()
@@ -143,7 +144,7 @@ class Fleet:
             raise
         finally:
             self._forget(request)
-        done = loop.time()
+        done = time.monotonic()
         if answer.refused is not None:
             self._log(f"request {request_id}: the engine refused its prompt: {answer.refused}")
         return Scores(
@@ -212,7 +213,7 @@ class Fleet:
             verbose=self._spec.start.verbose,
         )
         ready = await slot.process.start(self._spec.start, self._spec.timeouts.start)
-        slot.heard = asyncio.get_running_loop().time()
+        slot.heard = time.monotonic()
         slot.ready = ready
 
     async def _supervise(self, slot: _Slot) -> None:
@@ -253,7 +254,7 @@ class Fleet:
 
     def _send(self, slot: _Slot, request: _Request) -> None:
         assert slot.process is not None
-        now = asyncio.get_running_loop().time()
+        now = time.monotonic()
         if not slot.requests:
             slot.heard = now
         request.slot = slot
@@ -264,7 +265,7 @@ class Fleet:
         slot.process.send(request.ask)
 
     def _answered(self, slot: _Slot, answer: Answer) -> None:
-        slot.heard = asyncio.get_running_loop().time()
+        slot.heard = time.monotonic()
         request = slot.requests.get(answer.number)
         if request is None:
             return  # its client went away in the meantime
@@ -309,7 +310,7 @@ class Fleet:
         limit = self._spec.timeouts.stall
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
-            now = asyncio.get_running_loop().time()
+            now = time.monotonic()
             for slot in self._slots:
                 if slot.ready is None or not slot.requests or now - slot.heard < limit:
                     continue
