@@ -34,10 +34,13 @@ def report_text(found: Sensitivity, out: Path, model: str) -> RenderableType:
         out: Folder that it lies in.
         model: The model as the user named it.
     """
-    parts: list[RenderableType] = [Text(line) for line in _head(found)]
-    parts += [Text(), block_table(found), Text(), layout_table(found), Text()]
-    parts += [Text(line) for line in _tail(found, out, model)]
-    return Group(*parts)
+    tail = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    tail.add_column(no_wrap=True, style="dim")
+    tail.add_column(overflow="fold")
+    for name, value in _tail(found, out, model):
+        tail.add_row(name, value)
+    tables = (Text(), block_table(found), Text(), layout_table(found), Text())
+    return Group(*map(Text, _head(found)), *tables, tail)
 
 
 def _head(found: Sensitivity) -> list[str]:
@@ -133,24 +136,24 @@ def _table(title: str, gap: int = 2) -> Table:
     )
 
 
-def _tail(found: Sensitivity, out: Path, model: str) -> Iterable[str]:
+def _tail(found: Sensitivity, out: Path, model: str) -> Iterable[tuple[str, str]]:
     effort = found.effort
     share = effort.layer_passes / max(1, effort.full_passes)
-    line = f"effort    {effort.variants} variants for {share:.0%} of as many full runs"
+    line = f"{effort.variants} variants for {share:.0%} of as many full runs"
     if effort.resumed:
         line += f"; {effort.resumed} were done already"
-    yield line
-    yield "speed     estimated, not measured: " + ", ".join(
-        f"{name} {value:g}×" for name, value in found.speeds.items()
-    )
+    yield "effort", line
+    assumed = ", ".join(f"{name} {value:g}×" for name, value in found.speeds.items())
+    yield "speed", f"estimated, not measured: {assumed}"
     best = searched(found)
     if found.budget is not None and best is not None:
-        yield f"budget    {found.budget.given}: {size_text(best.nbytes)}, {best.speedup:.2f}×"
-    yield f"report    {out / REPORT_FILE}"
+        size = size_text(best.nbytes)
+        yield "budget", f"{found.budget.given}: {size}, estimated {best.speedup:.2f}×"
+    yield "report", f"{out / REPORT_FILE}"
     if found.recipe is not None:
-        yield f"recipe    {out / RECIPE_FILE}"
-        yield f"next      clefq quantize {model} --recipe {out / RECIPE_FILE}"
-        yield "          then predict and judge it on a set that was not searched on"
+        yield "recipe", f"{out / RECIPE_FILE}"
+        yield "next", f"clefq quantize {model} --recipe {out / RECIPE_FILE}"
+        yield "", "then predict and judge it on a set that was not searched on"
 
 
 def paired_text(found: Sequence[PairedDifference]) -> RenderableType:
