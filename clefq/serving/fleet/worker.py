@@ -81,8 +81,10 @@ class Worker:
     async def _listen(self) -> None:
         while True:
             message = await self._channel.receive()
-            if message is None or isinstance(message, Stop):
+            if isinstance(message, Stop):
                 return
+            if message is None:
+                end_group()
             if isinstance(message, Ask):
                 self._tasks[message.number] = asyncio.create_task(self._answer(message))
             elif isinstance(message, Abort) and message.number in self._tasks:
@@ -158,12 +160,17 @@ def _about_the_core(error: Exception) -> bool:
     return "root cause" in str(error)
 
 
+def end_group() -> None:
+    """Ends this process and all of its descendants: there is nobody to answer to."""
+    os.killpg(0, signal.SIGKILL)
+
+
 def end_with(lifeline: int) -> None:
     """Ends this process and its children once the other end of a pipe is closed."""
 
     def watch() -> None:
         os.read(lifeline, 1)
-        os.killpg(0, signal.SIGKILL)
+        end_group()
 
     threading.Thread(target=watch, name="lifeline", daemon=True).start()
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from clefq.serving.fleet.wire import Abort, Answer, Ask, Channel, Failed, Ready, Start, Stop
-from clefq.serving.fleet.worker import end_with
+from clefq.serving.fleet.worker import end_group, end_with
 
 FAKE = json.loads(os.environ.get("FAKE", "{}"))
 MARK = Path(FAKE["mark"]) if "mark" in FAKE else None
@@ -80,7 +80,8 @@ async def main(end: socket.socket) -> int:
         if isinstance(message, Abort):
             mark("abort")
             tasks[message.number].cancel()
-    return 0
+    end_group()
+    return 1
 
 
 if __name__ == "__main__":
