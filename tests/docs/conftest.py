@@ -35,6 +35,6 @@ def site(built: tuple[Path, str]) -> Path:
 def quick_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The shortest records of the bundled eval set."""
     found = [record for record in open_set(SETS / "nano-eval").records() if not record.images]
-    short = sorted(found, key=lambda record: len(str(record.state)))[:40]
-    draft = SetDraft(role="eval", name="quick", definition={"shortest": 40}, sources=())
+    short = sorted(found, key=lambda record: len(str(record.state)))[:20]
+    draft = SetDraft(role="eval", name="quick", definition={"shortest": 20}, sources=())
     return write_set(tmp_path_factory.mktemp("sets") / "quick", short, {}, draft).path
