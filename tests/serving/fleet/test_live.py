@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -251,9 +252,14 @@ def test_load_on_two_engines(records: list[Record], expected: Expected) -> None:
         front = resident(server.process.pid)
         asyncio.run(clients(server, records, expected, asyncio.sleep(20), 64))
         assert resident(server.process.pid) < 1.1 * front
-        server.process.terminate()
+        # not even SIGKILL leaves an engine behind
+        pids = descendants(server.process.pid)
+        server.process.kill()
         server.end()
-        assert server.process.returncode == 0
+        end = time.monotonic() + 15
+        while left := [pid for pid in pids if running(pid)]:
+            assert time.monotonic() < end, left
+            time.sleep(0.1)
     finally:
         if server.process.poll() is None:
             server.process.kill()
