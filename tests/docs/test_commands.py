@@ -55,6 +55,8 @@ def check(text: str, *, whole: bool) -> None:
     words = [word.strip("[]") for word in shlex.split(text, comments=True)[1:]]
     if words[0] in ("--version", "--help", *_PLACEHOLDERS):
         return
+    if not whole and len(words) == 1 and hasattr(GROUP.commands.get(words[0]), "commands"):
+        return  # a group of commands by its name
     command, words = find(words)
     options = {name: o for o in command.params for name in (*o.opts, *o.secondary_opts)}
     arguments = [p for p in command.params if p.param_type_name == "argument"]
