@@ -18,7 +18,7 @@ from clefq.quantize.workers import in_threads
 from clefq.store.atomic import sha256_file
 
 if TYPE_CHECKING:
-    from clefq.quantize.rounding import Comparison
+    from clefq.quantize.tallies import Comparison
 
 Refs = Mapping[str, TensorInfo]
 

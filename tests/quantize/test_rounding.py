@@ -119,3 +119,29 @@ def test_scales_of_another_grid_do_not_fit_the_config(fp8: Path, source: Path) -
 
     edit_config(fp8, say)
     assert {b.check for b in audit_checkpoint(fp8).breaches} == {"config"}
+
+
+@pytest.mark.parametrize("wide", [True, False])
+def test_one_scale_for_a_whole_weight(fp8: Path, source: Path, wide: bool) -> None:
+    """Its quotients in F32, or in BF16 as the library's torch code takes them."""
+    args = QuantizationArgs(num_bits=8, type="float", strategy="tensor", symmetric=True)
+    weights = load_file(source / "model.safetensors")
+
+    def change(tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.endswith(".weight_scale")]:
+            weight = weights[name.removesuffix("_scale")]
+            scale, _ = calculate_qparams(weight.min(), weight.max(), args)
+            if wide:
+                codes = (weight.float() / scale.float()).clamp(-448, 448).to(torch.float8_e4m3fn)
+            else:
+                codes = quantize(weight, scale, None, args, dtype=torch.float8_e4m3fn)
+            tensors[name], tensors[name.removesuffix("_scale")] = scale, codes
+
+    def say(config: dict[str, Any]) -> None:
+        for group in config["quantization_config"]["config_groups"].values():
+            group["weights"].update(strategy="tensor")
+
+    edit(fp8, change)
+    edit_config(fp8, say)
+    assert_round_to_nearest(audit_checkpoint(fp8, source))
+    assert_a_flip_is_seen(fp8, source)

@@ -1,0 +1,124 @@
+"""FP8 weights against round-to-nearest of a source, in each arithmetic that tools use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from clefq.clef.config_match import Scheme
+from clefq.clef.tensor_files import TensorInfo
+from clefq.quantize.stream import row_blocks
+from clefq.quantize.tallies import Comparison, Tally, raw_bytes, stored_rows, weight_args
+from clefq.quantize.values import read_floats
+
+if TYPE_CHECKING:
+    import torch
+
+Refs = Mapping[str, TensorInfo]
+
+
+@dataclass(frozen=True, slots=True)
+class _Arithmetic:
+    """Where round-to-nearest to FP8 is computed in F32 instead of in the weights' dtype.
+
+    compressed-tensors' torch code stays in the weights' dtype, its GPU kernels take the quotients
+    in F32, other tools the scales as well.
+    """
+
+    scales: bool
+    quotients: bool
+
+
+_ARITHMETICS = (_Arithmetic(False, False), _Arithmetic(False, True), _Arithmetic(True, True))
+
+
+def compare_fp8(module: str, scheme: Scheme, refs: Refs, source: Refs) -> Comparison:
+    """One scale per row or tile: codes and scales against each known arithmetic, the best wins."""
+    best: Tally | None = None
+    for arithmetic in _ARITHMETICS:
+        tally = _tally_fp8(module, scheme, refs, source, arithmetic)
+        if best is None or tally.deviating < best.deviating:
+            best = tally
+        if best.few_deviate:
+            break
+    assert best is not None
+    return Comparison(module, best.numbers, best.deviating, best.wild, best.relative_error)
+
+
+def _tally_fp8(
+    module: str, scheme: Scheme, refs: Refs, source: Refs, arithmetic: _Arithmetic
+) -> Tally:
+    import torch
+
+    # a scale per row is one per tile of one row
+    height, width = scheme.block or (1, refs[f"{module}.weight"].shape[1])
+    codes, scales = refs[f"{module}.weight"], refs[f"{module}.weight_scale"]
+    dtype = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}[scales.dtype]
+    tally = Tally()
+    ref = source[f"{module}.weight"]
+    for row, block in row_blocks(ref, ref.dtype, multiple=height):
+        ours = stored_rows(codes, row, len(block), torch.float8_e4m3fn)
+        ours_scales = stored_rows(scales, row // height, -(-len(block) // height), dtype)
+        theirs, theirs_scales = _fp8(block, scheme, arithmetic)
+        if not raw_bytes(ours).equal(raw_bytes(theirs)):
+            tally.deviating += int((ours.float() != theirs.float()).sum())
+        tally.deviating += int((ours_scales.float() != theirs_scales.float()).sum())
+        if tally.deviating:
+            tally.add(_fp8_values(ours, ours_scales, (height, width)), block)
+        tally.numbers += block.numel() + ours_scales.numel()
+    return tally
+
+
+def _fp8(
+    block: torch.Tensor, scheme: Scheme, arithmetic: _Arithmetic
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and scales that round-to-nearest gives."""
+    from clefq.quantize import kernels
+
+    args = weight_args("FP8_DYNAMIC")
+    if arithmetic.scales:
+        block = block.float()
+    if scheme.block is None:
+        codes, scales = kernels.fp8_rows(block, args)
+        wide = scales
+    else:
+        codes, scales = kernels.fp8_blocks(block, scheme.block, args)
+        wide = kernels.spread(scales, scheme.block, block.shape)
+    if arithmetic.quotients:
+        codes = kernels.fp8_codes(block.float(), wide.float())
+    return codes, scales
+
+
+def _fp8_values(codes: torch.Tensor, scales: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    from clefq.quantize import kernels
+
+    return codes.float() * kernels.spread(scales.float(), size, codes.shape)
+
+
+def compare_fp8_tensor(module: str, refs: Refs, source: Refs) -> Comparison:
+    """One scale for the whole weight: codes are held against rounding under the stored scale."""
+    best = min(
+        (_tally_fp8_tensor(module, refs, source, wide) for wide in (True, False)),
+        key=lambda tally: tally.deviating,
+    )
+    return Comparison(module, best.numbers, best.deviating, best.wild, best.relative_error)
+
+
+def _tally_fp8_tensor(module: str, refs: Refs, source: Refs, wide: bool) -> Tally:
+    import torch
+
+    from clefq.quantize import kernels
+
+    scale = torch.tensor(read_floats(refs[f"{module}.weight_scale"]).reshape(-1)[:1].copy())
+    codes, ref = refs[f"{module}.weight"], source[f"{module}.weight"]
+    tally = Tally()
+    for row, block in row_blocks(ref, ref.dtype):
+        ours = stored_rows(codes, row, len(block), torch.float8_e4m3fn)
+        weight = block.float() if wide else block
+        theirs = kernels.fp8_codes(weight, scale.to(weight.dtype))
+        tally.deviating += int((ours.float() != theirs.float()).sum())
+        # the scale itself may be wrong, so that the norms are taken throughout
+        tally.add(ours.float() * scale, block)
+        tally.numbers += block.numel()
+    return tally
