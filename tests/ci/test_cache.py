@@ -10,7 +10,7 @@ import pytest
 
 from clefq import __version__
 from clefq.ci.cache import Runtime, find_runtime, is_current, job_key, prediction_key
-from clefq.ci.models import Side, identify
+from clefq.ci.models import Side, check_apart, identify
 from clefq.ci.summary import MAX_SUMMARY, append_summary
 from clefq.clef.hub import find_commit
 from clefq.errors import CheckpointError, InputError
@@ -69,7 +69,7 @@ def test_only_a_file_of_the_same_inputs_is_believed(tmp_path: Path) -> None:
         {"device": "NVIDIA H200"},
     ):
         assert not current(**change), change
-    gpu = replace(RUNTIME, machine="NVIDIA H200, NVIDIA H200")
+    gpu = replace(RUNTIME, machine="NVIDIA B200, NVIDIA H200")
     assert current(runtime=gpu, device="NVIDIA H200")
     hub = Side("bf16", "a/b", "a/b", revision="7" * 40)
     assert current(hub, model_id="a/b", model_revision="7" * 40)
@@ -100,6 +100,16 @@ def test_a_hub_id_is_pinned_without_a_download(monkeypatch: pytest.MonkeyPatch) 
     assert asked == [("org/name", "main")]
     assert find_commit(f"org/name@{'8' * 40}") == "8" * 40
     assert len(asked) == 1
+
+
+def test_one_commit_of_the_hub_cannot_be_both() -> None:
+    one = identify(f"org/name@{'8' * 40}", "bf16")
+    other = identify(f"org/name@{'8' * 40}", None)
+    with pytest.raises(InputError, match="is the baseline itself"):
+        check_apart((one, other))
+    check_apart((one, identify(f"org/name@{'9' * 40}", None)))
+    with pytest.raises(InputError, match="both called bf16"):
+        check_apart((one, identify(f"org/name@{'9' * 40}", "bf16")))
 
 
 def test_without_a_connection_the_cache_names_the_commit(
