@@ -110,6 +110,14 @@ def command(
         int,
         typer.Option("--max-queue", metavar="N", help="Requests taken on at a time; then 429."),
     ] = 256,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--limit",
+            metavar="NAME=N",
+            help="A limit of one request, as max_questions=32 (repeatable; see the API's page).",
+        ),
+    ] = None,
     request_timeout: Annotated[
         float,
         typer.Option("--request-timeout", metavar="S", help="A request's time in the engines."),
@@ -180,7 +188,7 @@ def command(
     timeouts = Timeouts(request=request_timeout, stall=engine_timeout)
     from clefq.serving.fleet.assembly import Engines
     from clefq.serving.fleet.server import Address
-    from clefq.serving.http.settings import ServerSettings
+    from clefq.serving.http.settings import ServerSettings, limits_from
 
     engines = Engines(
         folder=found.folder,
@@ -194,6 +202,7 @@ def command(
     server = ServerSettings(
         dialect=dialect,  # type: ignore[arg-type]  # checked there
         truncate_state=truncate_state,
+        limits=limits_from([f"max_images={max_images}", *(limit or ())]),
         bearer_tokens=tokens(token or (), token_file),
         max_pending=max_queue,
         answer_seconds=timeouts.request,
