@@ -53,9 +53,13 @@ docs: setup
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -b html docs site
 	@echo site/index.html
 
+# the light ones, a few minutes; docs/benchmarks.md has all of them
 bench: setup
-	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/encoding.py
-	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/head.py
+	$(BIN)/python benchmarks/encoding.py
+	$(BIN)/python benchmarks/head.py
+	$(BIN)/python benchmarks/host_work.py
+	$(BIN)/python benchmarks/load_generator.py
+	$(BIN)/python benchmarks/growth.py --scale 0.25
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/bootstrap.py
 
 demo: setup

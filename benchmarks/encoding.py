@@ -3,23 +3,26 @@
     python benchmarks/encoding.py [--model CHECKPOINT] [--records 200]
 
 Four kinds of records: one 77-option schema that all share, four small questions that all share, a
-20-option schema that never repeats, and a state of about 25k tokens. The best of three runs of
-each side counts; ours starts every run with empty caches. Needs clef-finetune.
+20-option schema that never repeats, and a state of about 25k tokens. Both sides take turns five
+times; the median of the CPU seconds counts, which a busy machine distorts least. Ours starts every
+run with empty caches. Needs clef-finetune.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from clef_finetune._vendor import joint_schema_model as release
 from transformers import PreTrainedTokenizerFast
 
 import clefq
+from clefq.bench.timing import take_turns
 from clefq.clef.encoding import EncodeSpec, PromptTokenizer, encode_record
 from clefq.clef.records import parse_record
 
@@ -59,15 +62,6 @@ def long_state(rng: random.Random, number: int) -> dict[str, Any]:
     return {"state": text, "questions": {"q": {"type": "noul"}}}
 
 
-def best_of(runs: int, work: Callable[[], list[Any]]) -> tuple[float, list[Any]]:
-    seconds, result = float("inf"), []
-    for _ in range(runs):
-        started = time.perf_counter()
-        result = work()
-        seconds = min(seconds, time.perf_counter() - started)
-    return seconds, result
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, default=NANO, help="a folder with a tokenizer.json")
@@ -89,10 +83,13 @@ def main() -> None:
         def reference(raw: list[Any] = raw) -> list[Any]:
             return [release.encode_record(theirs, one, max_length=LIMIT) for one in raw]
 
-        loading, _ = best_of(3, lambda: [PromptTokenizer.from_folder(options.model)])
-        slow, expected = best_of(3, reference)
-        fast, got = best_of(3, ours)
-        fast -= loading
+        def loading() -> PromptTokenizer:
+            return PromptTokenizer.from_folder(options.model)
+
+        turns = take_turns({"release": reference, "clefq": ours, "loading": loading}, 5)
+        expected, got = turns["release"].result, turns["clefq"].result
+        slow = turns["release"].median_cpu
+        fast = turns["clefq"].median_cpu - turns["loading"].median_cpu
         assert [e.input_ids for e in expected] == [g.token_ids for g in got]
         tokens = sum(len(one.token_ids) for one in got)
         name = kind.__name__.replace("_", " ")

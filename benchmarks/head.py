@@ -2,8 +2,10 @@
 
     python benchmarks/head.py [--shape nano|flash] [--records 32] [--threads 1] [--device cpu]
 
-Random weights and hidden states; milliseconds per batch (best of three), index building apart,
-and the largest difference of the logits. The release's padded input is not counted against it.
+Random weights and hidden states; milliseconds per batch, index building apart, and the largest
+difference of the logits. Both take turns five times; the median counts, of CPU seconds on a CPU
+(which a busy machine distorts least) and of wall time on a GPU. The release's padded input is not
+counted against it.
 Needs clef-finetune.
 """
 
@@ -11,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 from clef_finetune._vendor import joint_schema_model as release
 
+from clefq.bench.timing import take_turns
 from clefq.clef.encoding import Encoded, EncodedQuestion
 from clefq.clef.head import HeadBatch, HeadConfig, JointHead
 
@@ -54,17 +56,6 @@ def batches(count: int) -> dict[str, list[Encoded]]:
     return {name: [one(i) for i in range(count)] for name, one in draw.items()}
 
 
-def best_ms(work: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
-    seconds, result = float("inf"), None
-    for _ in range(3):
-        started = time.perf_counter()
-        result = work()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds = min(seconds, time.perf_counter() - started)
-    return 1e3 * seconds, result
-
-
 def of_release(encoded: Encoded) -> Any:
     questions = tuple(
         release.EncodedQuestion(q.id, q.type_id, q.span, q.option_spans, q.option_ids)
@@ -96,11 +87,19 @@ def main() -> None:
         padded = torch.nn.utils.rnn.pad_sequence(list(hidden.split(lengths)), batch_first=True)
         batch = release.collate_records([of_release(one) for one in encoded], 0, device)
         inputs = (batch["input_ids"], batch["attention_mask"], batch["records"], embedding)
-        slow, expected = best_ms(lambda p=padded, i=inputs: reference(p, *i), device)
-        index, ragged = best_ms(lambda e=encoded: HeadBatch.build(e, device), device)
-        fast, got = best_ms(
-            lambda h=hidden, r=ragged: head(h, r, embedding[r.option_token_ids]), device
+        ready = HeadBatch.build(encoded, device)
+        turns = take_turns(
+            {
+                "release": lambda p=padded, i=inputs: reference(p, *i),
+                "index": lambda e=encoded: HeadBatch.build(e, device),
+                "clefq": lambda h=hidden, r=ready: head(h, r, embedding[r.option_token_ids]),
+            },
+            5,
+            wait=torch.cuda.synchronize if device.type == "cuda" else int,
         )
+        times = {n: t.median if device.type == "cuda" else t.median_cpu for n, t in turns.items()}
+        slow, index, fast = (1e3 * times[name] for name in ("release", "index", "clefq"))
+        expected, got = turns["release"].result, turns["clefq"].result
         flat = torch.cat([logits for one in expected for logits in one])
         print(
             f"| {name} | {sum(lengths):,} | {slow:.1f} | {index:.1f} | {fast:.1f} "
