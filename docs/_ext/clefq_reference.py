@@ -159,13 +159,9 @@ def formats_page() -> Iterator[str]:
     from clefq.ci.spec import JobResult, Step
     from clefq.parity.gate_schema import BoundBaseline, Gate, GateFile, PolicySpec
     from clefq.quantize.manifest import Manifest
+    from clefq.release.hash_tree import HashTree
     from clefq.store.predictions import PredictionsMeta
-    from clefq.store.set_manifest import (
-        Decontamination,
-        SetManifest,
-        SourceInfo,
-        TokenLengths,
-    )
+    from clefq.store.set_manifest import Decontamination, SetManifest, SourceInfo, TokenLengths
 
     yield from ("# File formats", "", NOTE, "")
     yield "Everything is written beside its name and renamed at the end; every file names the"
@@ -200,6 +196,9 @@ def formats_page() -> Iterator[str]:
         yield from (f"{title}:", "")
         yield from fields(cls)
     yield from _parity()
+    yield from ("", "## Evidence bundle", "", "`evidence.json` of a")
+    yield from ("[bundle](../publish.md#the-evidence-bundle) or a published folder:", "")
+    yield from fields(HashTree)
     yield from ("", "## CI result", "", "`ci.json` of [`clefq ci`](../ci.md):", "")
     exit_code = ("exit_code", "The process's exit code.")
     names = ("schema", "`clefq.ci/1`"), ("clefq_version", "Version that wrote the file.")
