@@ -110,10 +110,11 @@ def choose(source: Source, chosen: HubChoice) -> Source:
 def naming(source: Source) -> str:
     """What to write into a definition so that the hub gives this source."""
     known = source.hub_files.path
-    files = {layout[0] for layouts in source.splits.values() for layout in layouts[:1]}
-    holder = known or f"a data set that holds {min(files)}" if files else "its data set"
-    name = known or "OWNER/NAME"
-    return f"write `hub: {{id: {name}, revision: COMMIT}}` under the source for {holder} on the hub"
+    if known is not None:
+        return f"write `hub: {{id: {known}, revision: COMMIT}}` under the source"
+    files = {layouts[0][0] for layouts in source.splits.values()}
+    holder = f"a data set of the hub that holds {min(files)}" if files else "a data set of the hub"
+    return f"write `hub: {{id: OWNER/NAME, revision: COMMIT}}` under the source, for {holder}"
 
 
 def _fix_of_folder(source: Source) -> str:
@@ -142,13 +143,14 @@ def fetch(source: Source, splits: Sequence[str], work: Path) -> Path:
     assert files.path is not None and files.revision is not None
     wanted = [name for split in splits for layout in source.splits[split] for name in layout]
     archive = [] if files.archive is None else [files.archive]
-    folder = _download(files, [*dict.fromkeys(wanted), *archive])
+    names = None if files.whole else [*dict.fromkeys(wanted), *archive]
+    folder = _download(files, names)
     if files.archive is None:
         return folder
     return _unpacked(folder, files, wanted, work)
 
 
-def _download(files: HubFiles, names: Sequence[str]) -> Path:
+def _download(files: HubFiles, names: list[str] | None) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
@@ -156,7 +158,7 @@ def _download(files: HubFiles, names: Sequence[str]) -> Path:
     path, revision = str(files.path), str(files.revision)
     try:
         folder = snapshot_download(
-            path, repo_type="dataset", revision=revision, allow_patterns=list(names)
+            path, repo_type="dataset", revision=revision, allow_patterns=names
         )
     except Exception as error:  # the hub client raises dozens of kinds; all mean "not reachable"
         raise DefinitionError(

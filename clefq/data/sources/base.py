@@ -42,12 +42,14 @@ class HubFiles:
         revision: Commit, or None where none is pinned: the definition then names one.
         archive: A tar file of images in the repository, or None.
         unpacked: Folder of those images in the original layout.
+        whole: Whether all of the repository is needed: a table names images that lie beside it.
     """
 
     path: str | None = None
     revision: str | None = None
     archive: str | None = None
     unpacked: str = ""
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from clefq.data.readers import Row, RowError, jsonl_rows
-from clefq.data.sources.base import Example, ReadSpec, Source
+from clefq.data.sources.base import Example, HubFiles, ReadSpec, Source
 from clefq.data.sources.captions import caption_example, link_captions
 
 QuestionName = Literal["describes", "caption", "fit", "orientation"]
@@ -68,6 +68,7 @@ SOURCE = Source(
     revision=None,
     splits={"all": (("captions.jsonl",),)},
     hub=None,
+    hub_files=HubFiles(whole=True),
     read=read,
     from_hub=from_hub,
     build=build,

@@ -14,7 +14,7 @@ from typing import Any
 from clefq.clef.records import Record
 from clefq.data.hashed import stable_order
 from clefq.data.readers import Row, RowError, csv_rows, text_field
-from clefq.data.sources.base import Example, ReadSpec, Source, choice
+from clefq.data.sources.base import Example, HubFiles, ReadSpec, Source, choice
 
 STATE = "One image is attached."
 MAX_LABELS = 255
@@ -113,6 +113,7 @@ SOURCE = Source(
     revision=None,
     splits={"all": (("labels.csv",),)},
     hub=None,
+    hub_files=HubFiles(whole=True),
     read=read,
     from_hub=from_hub,
     build=build,
