@@ -19,10 +19,12 @@ from typing import Any
 
 from clefq.errors import ClefqError
 from clefq.serving.fleet.client import encode
-from clefq.serving.fleet.inspection import EXTENSION, METHOD
 from clefq.serving.fleet.warmup import warmup_prompts
 from clefq.serving.fleet.wire import Abort, Answer, Ask, Channel, Failed, Ready, Start, Stop
 
+# Imported by vLLM in its own processes, and asked there by name.
+EXTENSION = "clefq.serving.fleet.inspection.Inspection"
+METHOD = "clefq_kernels"
 _HEALTH_SECONDS = 0.25
 
 
@@ -147,6 +149,8 @@ def _prepare(verbose: bool) -> None:
     """Set before vLLM is imported; what the user has set stays."""
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    # this process has threads and a running loop, which a fork would copy in any state
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if verbose else "ERROR")
 
 
