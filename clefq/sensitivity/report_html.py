@@ -64,6 +64,7 @@ def _layout(layout: LayoutResult) -> dict[str, Any]:
     row: dict[str, Any] = {
         "name": layout.name,
         "origin": layout.origin,
+        "front": layout.on_front,
         "size": size_text(layout.nbytes),
         "speed": f"{layout.speedup:.2f}×",
         "predicted": milli(layout.predicted_kl, bounds=False),

@@ -78,7 +78,7 @@ def _cell(result: BlockResult) -> str:
 
 def layout_table(found: Sensitivity) -> Table:
     """Every layout: size, estimated speed, predicted and measured damage."""
-    table = _table("layouts, smallest first")
+    table = _table("layouts, smallest first; • none is better in size, speed and measured KL")
     table.add_column("layout", no_wrap=True)
     for name in ("size", "speed", "predicted", "measured KL", "flips", "agree"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -97,7 +97,8 @@ def layout_row(layout: LayoutResult) -> Sequence[str]:
         agreement = NONE if share is None else f"{100 * share:.2f}%"
     predicted = milli(layout.predicted_kl, bounds=False)
     size, speed = size_text(layout.nbytes), f"{layout.speedup:.2f}×"
-    return layout.name, size, speed, predicted, kl, flips, agreement
+    name = f"{layout.name} •" if layout.on_front else layout.name
+    return name, size, speed, predicted, kl, flips, agreement
 
 
 def milli(metric: Metric, *, bounds: bool = True) -> str:

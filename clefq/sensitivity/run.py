@@ -17,6 +17,7 @@ from clefq.errors import InputError
 from clefq.quantize.recipes import Recipe
 from clefq.sensitivity.blocks import BF16, Layout
 from clefq.sensitivity.cost import CostModel, cost_model
+from clefq.sensitivity.figures import Damage
 from clefq.sensitivity.layouts import published_layouts, write_recipe
 from clefq.sensitivity.schema import (
     PUBLISHED,
@@ -25,14 +26,21 @@ from clefq.sensitivity.schema import (
     REPORT_FILE,
     SEARCHED,
     SUMMARY_FILE,
+    TRIED,
     Budget,
     LayoutResult,
     Sensitivity,
     save,
 )
-from clefq.sensitivity.search import BYTES, Costs, check_budget, front, search
+from clefq.sensitivity.search import BYTES, Costs, check_budget, front, mark_front, search
 from clefq.sensitivity.session import Session, SweepSpec
-from clefq.sensitivity.sweep import known_baseline, measure_layout, predicted_kl, run_sweep
+from clefq.sensitivity.sweep import (
+    known_baseline,
+    layouts_tried,
+    measure_layout,
+    predicted_kl,
+    run_sweep,
+)
 from clefq.store.atomic import disk_error, write_text
 from clefq.store.predictions import Predictions
 
@@ -92,22 +100,27 @@ def _run(session: Session, wanted: SearchSpec) -> Sensitivity:
         write_text(spec.out / RECIPE_FILE, recipe.text)
     if wanted.published:
         _write_published(session, published)
-    results = []
+    measured: list[tuple[str, str, Layout, Damage | None]] = []
     for name, origin, layout in layouts:
-        measured = None
-        if wanted.verify if origin == SEARCHED else wanted.published:
-            measured = measure_layout(session, sweep.judge, layout)
-        results.append(
-            LayoutResult(
-                name=name,
-                origin=origin,
-                formats=layout,
-                nbytes=model.nbytes(layout),
-                speedup=model.speedup(layout),
-                predicted_kl=sweep.judge.mean_kl(predicted_kl(sweep, layout)),
-                measured=measured,
-            )
+        wanted_now = wanted.verify if origin == SEARCHED else wanted.published
+        damage = measure_layout(session, sweep.judge, layout) if wanted_now else None
+        measured.append((name, origin, layout, damage))
+    shown = [layout for _, _, layout, _ in measured]
+    for name, layout, damage in layouts_tried(session):
+        if layout not in shown and set(layout.values()) <= set(costs.forms):
+            measured.append((name, TRIED, layout, damage))
+    results = [
+        LayoutResult(
+            name=name,
+            origin=origin,
+            formats=layout,
+            nbytes=model.nbytes(layout),
+            speedup=model.speedup(layout),
+            predicted_kl=sweep.judge.mean_kl(predicted_kl(sweep, layout)),
+            measured=damage,
         )
+        for name, origin, layout, damage in measured
+    ]
     found = Sensitivity(
         clefq_version=__version__,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -118,7 +131,7 @@ def _run(session: Session, wanted: SearchSpec) -> Sensitivity:
         speeds={name: wanted.speeds[name] for name in costs.forms},
         baseline_accuracy=_accuracy(sweep.baseline),
         blocks=tuple(stored.result for stored in sweep.stored.values()),
-        layouts=tuple(results),
+        layouts=mark_front(results),
         budget=budget,
         recipe=None if recipe is None else RECIPE_FILE,
         front=front(costs),

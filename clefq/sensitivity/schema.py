@@ -18,7 +18,7 @@ SUMMARY_FILE = "sensitivity.json"
 RECIPE_FILE = "recipe.yaml"
 REPORT_FILE = "sensitivity.html"
 PUBLISHED_FOLDER = "published"
-SEARCHED, PUBLISHED = "searched", "published"
+SEARCHED, PUBLISHED, TRIED = "searched", "published", "tried"
 T = TypeVar("T")
 
 
@@ -71,13 +71,15 @@ class LayoutResult:
     """A format per block.
 
     Attributes:
-        name: Published name, or `searched`.
-        origin: `published` or `searched`.
+        name: Published name, `searched`, or `tried-HASH`.
+        origin: `published`, `searched`, or `tried` for what an earlier budget led to.
         formats: Block name to format.
         nbytes: Bytes of all weights, head included.
         speedup: Estimated prefill speed relative to BF16, by the stated model.
         predicted_kl: Sum of the blocks' single KL, with its clustered interval.
         measured: Measured on the set, or None.
+        on_front: Measured, and no other measured layout is at least as small and as fast with
+            less damage (or as good in all three and better in one).
     """
 
     name: str
@@ -87,6 +89,7 @@ class LayoutResult:
     speedup: float
     predicted_kl: Metric
     measured: Damage | None
+    on_front: bool = False
 
 
 @dataclass(frozen=True)
@@ -157,7 +160,7 @@ class Sensitivity:
         speeds: Format to assumed speed relative to BF16.
         baseline_accuracy: BF16's accuracy on the set, where it has gold.
         blocks: Every measurement.
-        layouts: Published layouts and the searched one.
+        layouts: The searched layout, the published ones, and all others measured in this folder.
         budget: The budget, or None.
         recipe: Name of the recipe file beside this one, or None.
         front: Least predicted KL over size, and over estimated speed.

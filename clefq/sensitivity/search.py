@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clefq.errors import InputError
 from clefq.sensitivity.blocks import BF16, Layout
 from clefq.sensitivity.cost import CostModel
 from clefq.sensitivity.knapsack import Options, solve
-from clefq.sensitivity.schema import Budget, FrontPoint, StoredBlock
+from clefq.sensitivity.schema import Budget, FrontPoint, LayoutResult, StoredBlock
 
 BYTES, SPEED = "bytes", "speed"
 _POINTS = 24
@@ -142,3 +142,29 @@ def front(costs: Costs) -> tuple[FrontPoint, ...]:
                 )
             )
     return tuple(points)
+
+
+def mark_front(layouts: Sequence[LayoutResult]) -> tuple[LayoutResult, ...]:
+    """Marks the Pareto front of the measured layouts over size, estimated speed and KL."""
+
+    def kl(layout: LayoutResult) -> float | None:
+        return None if layout.measured is None else layout.measured.kl.estimate
+
+    points = [
+        (layout.nbytes, -layout.speedup, value)
+        for layout in layouts
+        if (value := kl(layout)) is not None
+    ]
+
+    def beaten(point: tuple[float, ...]) -> bool:
+        return any(
+            other != point and all(a <= b for a, b in zip(other, point, strict=True))
+            for other in points
+        )
+
+    return tuple(
+        replace(layout, on_front=not beaten((layout.nbytes, -layout.speedup, value)))
+        if (value := kl(layout)) is not None
+        else layout
+        for layout in layouts
+    )

@@ -9,6 +9,7 @@ A measurement that lies there under the right hash is taken over; any other is m
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -220,6 +221,18 @@ def measure_layout(session: Session, judge: Judge, layout: Layout) -> Damage:
     damage = judge.measure(results).damage
     save(path, StoredLayout(session.scheme_key(used), layout, damage))
     return damage
+
+
+def layouts_tried(session: Session) -> list[tuple[str, Layout, Damage]]:
+    """Every layout that was measured in this folder on the same inputs: name, formats, damage."""
+    found = []
+    for path in sorted((session.spec.out / "layouts").glob("*.json")):
+        with contextlib.suppress(InputError):
+            stored = load(StoredLayout, path)
+            used = sorted(set(stored.formats.values()) - {BF16})
+            if stored.key == session.scheme_key(used):
+                found.append((f"tried-{path.stem[:6]}", dict(stored.formats), stored.damage))
+    return found
 
 
 def predicted_kl(sweep: Sweep, layout: Layout) -> tuple[float | None, ...]:

@@ -82,6 +82,21 @@ def test_the_search_meets_its_budget_and_beats_the_published(swept: Swept) -> No
     )
 
 
+def test_the_front_is_of_what_nothing_beats(swept: Swept) -> None:
+    points = {
+        la.name: (la.nbytes, -la.speedup, la.measured.kl.estimate)
+        for la in swept.found.layouts
+        if la.measured is not None
+    }
+    assert len(points) == 8
+    for layout in swept.found.layouts:
+        others = [p for name, p in points.items() if name != layout.name]
+        mine = points[layout.name]
+        beaten = any(all(a <= b for a, b in zip(p, mine, strict=True)) for p in others)  # type: ignore[operator]
+        assert layout.on_front == (not beaten)
+    assert {la.name for la in swept.found.layouts if la.on_front} >= {"searched", "nvfp4"}
+
+
 def test_a_speed_budget(swept: Swept) -> None:
     """Resumes the sweep: no model is loaded for another budget."""
     wanted = SearchSpec(Budget("speed", 1.4, "--budget-speed 1.4"), DEFAULT_SPEEDS, False, False)
@@ -93,6 +108,10 @@ def test_a_speed_budget(swept: Swept) -> None:
     best = found.layouts[0]
     assert best.speedup >= 1.4
     assert best.measured is None
+    # what an earlier budget led to, and the published, are still shown: they were measured here
+    tried = [la for la in found.layouts if la.origin == "tried"]
+    assert swept.found.layouts[0].formats in [la.formats for la in tried]
+    assert all(la.measured is not None for la in tried)
     assert set(best.formats.values()) > {"bf16"}
 
 
