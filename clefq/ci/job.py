@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clefq.ci.cache import Runtime, copy_whole, find_runtime, is_current, job_key, prediction_key
-from clefq.ci.models import Side, check_apart, identify
+from clefq.ci.models import Side, check_apart, check_name, identify
 from clefq.ci.quantizing import make_candidate
 from clefq.ci.spec import GateJob, JobResult, Recipe
 from clefq.errors import InputError
@@ -53,7 +53,7 @@ def run_job(job: GateJob, console: Console) -> JobResult:
     Raises:
         ClefqError: An input is unusable, or the quantized checkpoint would be wrong.
     """
-    return _Running(job, console).run()
+    return Running(job, console).run()
 
 
 def _open_sets(job: GateJob) -> list[SetFolder]:
@@ -76,8 +76,13 @@ def _runtime(job: GateJob) -> Runtime:
 
 
 @dataclass
-class _Running:
-    """One run: the job, and what came of it so far."""
+class Running:
+    """One run: the job, and what came of it so far.
+
+    Attributes:
+        job: What is asked.
+        console: Notes and progress.
+    """
 
     job: GateJob
     console: Console
@@ -88,9 +93,11 @@ class _Running:
 
     @cached_property
     def runtime(self) -> Runtime:
+        """What runs the models; asked for only where something is predicted."""
         return _runtime(self.job)
 
     def run(self) -> JobResult:
+        """Runs all steps."""
         from clefq.parity.run import load_spec
 
         spec = load_spec(self.job.gates)  # a fault in it shows before an hour of work
@@ -103,7 +110,7 @@ class _Running:
         if not self._audit(baseline, candidate):
             return self.result
         for folder in sets or (None,):
-            files = [self._predictions(side, folder) for side in (baseline, candidate)]
+            files = [self.predictions(side, folder) for side in (baseline, candidate)]
             job = self._comparison(folder, files, (baseline, candidate))
             self._judge(job, spec)
         self.result.verdict = worst([body["verdict"] for _, body in self.result.reports])
@@ -120,6 +127,9 @@ class _Running:
             )
         name = self.job.name or how.scheme or (how.file.stem if how.file else "candidate")
         out = self.folder.model(name)
+        # what would fail afterwards fails before an hour of work
+        check_name(name, baseline)
+        self.runtime  # noqa: B018
         with self.result.step("quantize") as lines:
             text, kept = make_candidate(how, baseline, out, self.console)
             lines.append(f"{text} (made before)" if kept else text)
@@ -146,7 +156,17 @@ class _Running:
         folder = None if source is None else source.locate().folder
         return audit_checkpoint(candidate.locate().folder, folder)
 
-    def _predictions(self, side: Side, folder: SetFolder | None) -> Path:
+    def predictions(self, side: Side, folder: SetFolder | None) -> Path:
+        """A model's predictions on a set: given, made before, from the cache, or made now.
+
+        Args:
+            side: The model.
+            folder: The set; None where only predictions files are judged.
+
+        Raises:
+            InputError: There is no set, or the given file is of another one.
+            ClefqError: The model, the set or the engine is unusable.
+        """
         if side.predictions is not None:
             if (
                 folder is not None

@@ -82,6 +82,19 @@ def _checked(variant: str) -> str:
     return variant
 
 
+def check_name(name: str, baseline: Side) -> None:
+    """The candidate's name must be its own.
+
+    Raises:
+        InputError: It is the baseline's.
+    """
+    if name == baseline.variant:
+        raise InputError(
+            f"baseline and candidate are both called {name}.",
+            fix="give the candidate another --name.",
+        )
+
+
 def check_apart(sides: Sequence[Side]) -> None:
     """Baseline and candidate must be two models under two names.
 
@@ -89,11 +102,7 @@ def check_apart(sides: Sequence[Side]) -> None:
         InputError: They are not.
     """
     baseline, candidate = sides
-    if baseline.variant == candidate.variant:
-        raise InputError(
-            f"baseline and candidate are both called {baseline.variant}.",
-            fix="give the candidate another --name.",
-        )
+    check_name(candidate.variant, baseline)
     given = baseline.predictions or candidate.predictions
     if given is None and baseline.token == candidate.token:
         raise InputError(

@@ -10,10 +10,15 @@ import pytest
 
 from clefq import __version__
 from clefq.ci.cache import Runtime, find_runtime, is_current, job_key, prediction_key
+from clefq.ci.job import Running
 from clefq.ci.models import Side, check_apart, identify
+from clefq.ci.spec import GateJob
 from clefq.ci.summary import MAX_SUMMARY, append_summary
 from clefq.clef.hub import find_commit
+from clefq.console import Console
 from clefq.errors import CheckpointError, InputError
+from clefq.store.predictions import read_meta
+from clefq.store.sets import open_set
 from tests.parity.synthetic import make_world, meta, predictions, write
 
 SIDE = Side("bf16", "there", "weights", sha256="1" * 64)
@@ -100,6 +105,48 @@ def test_a_hub_id_is_pinned_without_a_download(monkeypatch: pytest.MonkeyPatch) 
     assert asked == [("org/name", "main")]
     assert find_commit(f"org/name@{'8' * 40}") == "8" * 40
     assert len(asked) == 1
+
+
+def test_a_cached_baseline_of_the_hub_is_not_downloaded(
+    eval_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(self: Side) -> None:
+        raise AssertionError("downloaded")
+
+    monkeypatch.setattr(Side, "locate", download)
+    monkeypatch.setattr("clefq.ci.job.find_runtime", lambda *_: RUNTIME)
+    folder = open_set(eval_set)
+    side = identify(f"org/name@{'8' * 40}", "bf16")
+    about = {
+        "eval_set_sha256": folder.sha256(),
+        "model_id": "org/name",
+        "model_revision": "8" * 40,
+        "clefq_version": __version__,
+    }
+    key = prediction_key(side, folder.sha256(), RUNTIME)
+    cached = predictions(make_world(12), "bf16", **about)
+    write(tmp_path / "cache" / f"{key}.parquet", cached)
+    job = GateJob(
+        baseline=side.given,
+        candidate="x",
+        name=None,
+        sets=(eval_set,),
+        gates="smoke",
+        engine="transformers",
+        max_length=16_384,
+        audit="off",
+        out=tmp_path / "out",
+        cache=tmp_path / "cache",
+    )
+    running = Running(job, Console(quiet=True))
+    path = running.predictions(side, folder)
+    assert running.result.steps[0].text == f"bf16 on few: from the cache, {key[:12]}"
+    assert read_meta(path).model_revision == "8" * 40
+    assert running.predictions(side, folder) == path
+    assert running.result.steps[1].text == "bf16 on few: made before"
+    # another commit is another model
+    with pytest.raises(AssertionError, match="downloaded"):
+        running.predictions(identify(f"org/name@{'9' * 40}", "bf16"), folder)
 
 
 def test_one_commit_of_the_hub_cannot_be_both() -> None:

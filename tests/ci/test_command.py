@@ -170,6 +170,23 @@ def test_the_key_covers_all_sets_and_comes_from_the_environment_too(
     assert key() == both
 
 
+def test_what_would_fail_later_fails_before_quantizing(
+    clefq: Clefq,
+    eval_set: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arguments = ("--baseline", WEIGHTS, "--scheme", "fp8", "--eval", eval_set)
+    assert clefq(*arguments, "--name", "bf16") == 2
+    assert "both called bf16" in capsys.readouterr().err
+    monkeypatch.setattr("clefq.engines.select.runs_here", lambda name: False)
+    assert clefq(*arguments, "--engine", "transformers") == 2
+    assert "transformers is not installed" in capsys.readouterr().err
+    assert clefq(*arguments, "--gates", "gone.yaml") == 2
+    assert not (tmp_path / "clefq-ci").exists()
+
+
 def test_a_candidate_made_before_is_taken_over_if_it_is_the_same(good: Path) -> None:
     baseline = identify(str(WEIGHTS), "bf16")
     text, kept = make_candidate(Recipe("nvfp4a16"), baseline, good, Console(quiet=True))
