@@ -78,7 +78,8 @@ def _cell(result: BlockResult) -> str:
 
 def layout_table(found: Sensitivity) -> Table:
     """Every layout: size, estimated speed, predicted and measured damage."""
-    table = _table("layouts, smallest first; • none is better in size, speed and measured KL")
+    title = "layouts, smallest first; • none is better in size, speed and measured KL"
+    table = _table(title, gap=1)
     table.add_column("layout", no_wrap=True)
     for name in ("size", "speed", "predicted", "measured KL", "flips", "agree"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -100,13 +100,15 @@ def _run(session: Session, wanted: SearchSpec) -> Sensitivity:
         write_text(spec.out / RECIPE_FILE, recipe.text)
     if wanted.published:
         _write_published(session, published)
+    known = layouts_tried(session)
     measured: list[tuple[str, str, Layout, Damage | None]] = []
     for name, origin, layout in layouts:
-        wanted_now = wanted.verify if origin == SEARCHED else wanted.published
-        damage = measure_layout(session, sweep.judge, layout) if wanted_now else None
+        damage = next((found for _, tried, found in known if tried == layout), None)
+        if damage is None and (wanted.verify if origin == SEARCHED else wanted.published):
+            damage = measure_layout(session, sweep.judge, layout)
         measured.append((name, origin, layout, damage))
     shown = [layout for _, _, layout, _ in measured]
-    for name, layout, damage in layouts_tried(session):
+    for name, layout, damage in known:
         if layout not in shown and set(layout.values()) <= set(costs.forms):
             measured.append((name, TRIED, layout, damage))
     results = [

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -94,7 +94,7 @@ def run_sweep(session: Session) -> Sweep:
     pairs = [(block, scheme) for block in session.blocks for scheme in session.spec.schemes]
     stored: dict[tuple[str, str], StoredBlock] = {}
     for block, scheme in pairs:
-        found = _known(StoredBlock, _block_file(folder, block, scheme), session, [scheme])
+        found = _known(_block_file(folder, block, scheme), session, [scheme])
         if found is not None:
             stored[block.name, scheme] = found
     resumed = len(stored)
@@ -196,7 +196,7 @@ def _finite(measured: Measured) -> tuple[float | None, ...]:
 
 
 def measure_layout(session: Session, judge: Judge, layout: Layout) -> Damage:
-    """A whole layout's damage, measured by a full run or taken over.
+    """A whole layout's damage, by a full run.
 
     Args:
         session: The model and set.
@@ -204,11 +204,6 @@ def measure_layout(session: Session, judge: Judge, layout: Layout) -> Damage:
         layout: Block name to format.
     """
     used = sorted(set(layout.values()) - {BF16})
-    name = sha256_bytes(compact_json(layout).encode())[:16]
-    path = session.spec.out / "layouts" / f"{name}.json"
-    found = _known(StoredLayout, path, session, used)
-    if found is not None and found.formats == layout:
-        return found.damage
     results: list[RecordResult] = []
     chosen = [(block, layout.get(block.name, BF16)) for block in session.blocks]
     with (
@@ -219,6 +214,8 @@ def measure_layout(session: Session, judge: Judge, layout: Layout) -> Damage:
             results += session.engine.answer(batch, session.engine.hidden_states)
             advance(len(batch))
     damage = judge.measure(results).damage
+    name = sha256_bytes(compact_json(layout).encode())[:16]
+    path = session.spec.out / "layouts" / f"{name}.json"
     save(path, StoredLayout(session.scheme_key(used), layout, damage))
     return damage
 
@@ -252,15 +249,12 @@ def _block_file(folder: Path, block: Block, scheme: str) -> Path:
     return folder / f"{block.name}-{scheme}.json"
 
 
-S = TypeVar("S", StoredBlock, StoredLayout)
-
-
-def _known(cls: type[S], path: Path, session: Session, schemes: Sequence[str]) -> S | None:
+def _known(path: Path, session: Session, schemes: Sequence[str]) -> StoredBlock | None:
     """A finished measurement with the right hash, or None."""
     if not path.is_file():
         return None
     try:
-        found = load(cls, path)
+        found = load(StoredBlock, path)
     except InputError:
         return None
     return found if found.key == session.scheme_key(schemes) else None

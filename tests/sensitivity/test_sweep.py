@@ -111,7 +111,7 @@ def test_a_speed_budget(swept: Swept) -> None:
     # what an earlier budget led to, and the published, are still shown: they were measured here
     tried = [la for la in found.layouts if la.origin == "tried"]
     assert swept.found.layouts[0].formats in [la.formats for la in tried]
-    assert all(la.measured is not None for la in tried)
+    assert all(la.measured is not None for la in found.layouts if la.origin != "searched")
     assert set(best.formats.values()) > {"bf16"}
 
 
@@ -246,7 +246,6 @@ def test_what_was_made_of_other_inputs_is_not_taken_over(
 def _known(session: Session) -> list[object]:
     found = [
         sweep_module._known(
-            sweep_module.StoredBlock,
             sweep_module._block_file(session.spec.out / "blocks", block, scheme),
             session,
             [scheme],
