@@ -7,7 +7,8 @@ the same texts lie in the job's folder.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from clefq.ci.spec import GateJob, JobResult, Step
@@ -80,7 +81,8 @@ def write_results(job: GateJob, result: JobResult, summary: Path | None) -> None
     documents = [read_json(path) for path in _parity_files(result)]
     texts = [_overview(result), *(report_markdown(document) for document in documents)]
     fails = job.inconclusive_fails
-    write_text(job.out / JUNIT_FILE, junit_xml(documents, inconclusive_fails=fails))
+    suites = junit_xml(documents, inconclusive_fails=fails)
+    write_text(job.out / JUNIT_FILE, _with_audit(suites, result.steps))
     write_text(job.out / SUMMARY_FILE, "\n".join(texts))
     write_json(job.out / RESULT_FILE, result.to_json(inconclusive_fails=fails))
     append_summary(summary, texts)
@@ -96,6 +98,23 @@ def report_error(error: ClefqError, summary: Path | None) -> None:
         lines.append(f"**Fix:** {markdown_cell(error.fix)}")
     append_summary(summary, ["\n".join(lines) + "\n"])
     append_outputs({"verdict": "error", "exit-code": int(error.exit_code)})
+
+
+def _with_audit(suites: str, steps: Sequence[Step]) -> str:
+    """JUnit XML with the audit as a test of its own, in front."""
+    root = ET.fromstring(suites.encode())
+    for step in (step for step in steps if step.name == "audit"):
+        failures = str(int(bool(step.breaches)))
+        counts = {"tests": "1", "failures": failures, "errors": "0", "skipped": "0"}
+        about = {"name": "clefq audit", **counts, "time": f"{step.seconds:.1f}"}
+        suite = ET.Element("testsuite", about)
+        case = ET.SubElement(suite, "testcase", classname="clefq audit", name="audit")
+        if step.breaches:
+            failure = ET.SubElement(case, "failure", message=step.text)
+            failure.text = "\n".join(step.breaches[:MAX_BREACHES])
+        root.insert(0, suite)
+    ET.indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ET.tostring(root, "unicode") + "\n"
 
 
 def _parity_files(result: JobResult) -> Iterator[Path]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # Every option can come from the environment: a CI system's inputs then need no shell quoting.
 _ENV = "CLEFQ_CI_"
+_SHOWN = 8  # breaches of an audit
 
 
 def _option(name: str, metavar: str | None, text: str) -> typer.models.OptionInfo:
@@ -173,7 +174,9 @@ def _text(result: JobResult, job: GateJob) -> RenderableType:
         table.add_row(step.name, Text(step.text), f"{step.seconds:.0f} s")
     parts: list[RenderableType] = [table]
     for step in result.steps:
-        parts += [Text(f"  {breach}", "red") for breach in step.breaches[:12]]
+        parts += [Text(f"  {breach}", "red") for breach in step.breaches[:_SHOWN]]
+        if len(step.breaches) > _SHOWN:
+            parts.append(Text(f"  … and {len(step.breaches) - _SHOWN:,} more (clefq audit)"))
     if result.reports:
         parts.append(comparison_text(result.reports))
     word = Text(result.verdict.upper(), STYLES[result.verdict])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,9 @@ def test_damage_that_the_audit_sees_fails_before_anything_is_predicted(
     assert "down\\_proj" in found.summary
     assert not (runner.workspace / "audited" / "predictions").exists()
     assert (runner.artifacts / "audited" / "summary.md").is_file()
+    (suite,) = ET.parse(runner.artifacts / "audited" / "junit.xml").getroot()
+    assert (suite.get("name"), suite.get("failures")) == ("clefq audit", "1")
+    assert "down_proj" in (suite.findtext(".//failure") or "")
 
 
 def test_damaged_answers_fail_and_the_baseline_comes_from_the_cache(

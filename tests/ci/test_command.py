@@ -70,7 +70,7 @@ def test_exits_with_the_verdict(
     summary = (tmp_path / "clefq-ci" / "summary.md").read_text("utf-8")
     assert f"clefq gate: {word.upper()}" in summary.splitlines()[0]
     assert "none: the candidate is a predictions file" in summary
-    suite = ET.parse(tmp_path / "clefq-ci" / "junit.xml").getroot()[0]
+    suite = ET.parse(tmp_path / "clefq-ci" / "junit.xml").getroot()[-1]
     broken = {each.tag for case in suite for each in case} & {"failure", "error"}
     assert bool(broken) == (word != "pass")
     assert ("error" in broken) == (word == "invalid")
@@ -81,7 +81,7 @@ def test_an_inconclusive_verdict_may_be_let_through(clefq: Clefq, tmp_path: Path
     assert clefq("--baseline", base, "--candidate", candidate, "--inconclusive-ok") == 0
     body = json.loads((tmp_path / "clefq-ci" / "ci.json").read_text("utf-8"))
     assert (body["verdict"], body["exit_code"]) == ("inconclusive", 0)
-    suite = ET.parse(tmp_path / "clefq-ci" / "junit.xml").getroot()[0]
+    suite = ET.parse(tmp_path / "clefq-ci" / "junit.xml").getroot()[-1]
     assert suite.find(".//failure") is None
     assert suite.find(".//skipped") is not None
 
