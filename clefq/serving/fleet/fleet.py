@@ -124,7 +124,13 @@ class Fleet:
         """See `Backend.score`; while draining, what was let in before is still answered."""
         if self._closed is not None or self._info is None:
             raise EngineDown("no engine is running")
-        ask = Ask.of(next(self._numbers), prompt)
+        number = next(self._numbers)
+        # pixels are copied here, which takes its time
+        ask = (
+            await asyncio.to_thread(Ask.of, number, prompt)
+            if prompt.images
+            else (Ask.of(number, prompt))
+        )
         # not the loop's clock, which uvloop keeps in milliseconds
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         request = _Request(ask, future, time.monotonic())
@@ -213,6 +219,8 @@ class Fleet:
             verbose=self._spec.start.verbose,
         )
         ready = await slot.process.start(self._spec.start, self._spec.timeouts.start)
+        load, warm = ready.load_seconds, ready.warm_seconds
+        self._log(f"engine {slot.number}: loaded in {load:.0f} s, warm {warm:.0f} s later.")
         slot.heard = time.monotonic()
         slot.ready = ready
 
@@ -234,7 +242,6 @@ class Fleet:
             slot.restarts += 1
             try:
                 await self._start(slot)
-                self._log(f"engine {slot.number} is back.")
                 self._dispatch()
             except EngineFailed as failed:
                 error = failed

@@ -11,7 +11,7 @@ import socket
 import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -83,6 +83,7 @@ class EngineProcess:
         self._lifeline: int | None = None
         self._failure: Failed | None = None
         self._output: asyncio.Task[None] | None = None
+        self._gone: asyncio.Task[int] | None = None
         self._cause: str | None = None
 
     async def start(self, start: Start, timeout: float) -> Ready:
@@ -91,7 +92,12 @@ class EngineProcess:
         Raises:
             EngineFailed: It could not load, died on the way, or took longer than `timeout`.
         """
-        await self._spawn()
+        try:
+            await self._spawn()
+        except OSError as error:  # no memory, no file descriptors
+            raise EngineFailed(
+                f"engine {self._number}: its process cannot be started: {error.strerror}."
+            ) from error
         self.send(start)
         try:
             async with asyncio.timeout(timeout):
@@ -132,17 +138,16 @@ class EngineProcess:
 
         One that is still loading would not listen, and has nothing to lose: it is ended at once.
         """
-        if self._process is None:
-            return
-        if self._ready:
-            self.send(Stop())
-            with suppress(TimeoutError):
-                async with asyncio.timeout(timeout):
-                    await self._exit()
-        # the core and its workers are in the group of the process that started them
-        self._signal_group(signal.SIGKILL)
-        await self._exit()
-        await self._reap()
+        if self._process is not None:
+            if self._ready:
+                self.send(Stop())
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(timeout):
+                        await self._exit()
+            # the core and its workers are in the group of the process that started them
+            self._signal_group(signal.SIGKILL)
+            await self._exit()
+            await self._reap()
         if self._output is not None:
             self._output.cancel()
             await asyncio.gather(self._output, return_exceptions=True)
@@ -159,49 +164,54 @@ class EngineProcess:
 
     async def _spawn(self) -> None:
         adopt_orphans()
-        ours, theirs = socket.socketpair()
-        watched, self._lifeline = os.pipe()
-        printed, printing = os.pipe()
-        try:
+        with ExitStack() as ours_on_failure, ExitStack() as theirs:
+            ours, their_end = socket.socketpair()
+            theirs.callback(their_end.close)
+            ours_on_failure.callback(ours.close)
+            watched, self._lifeline = os.pipe()
+            theirs.callback(os.close, watched)
+            printed, printing = os.pipe()
+            theirs.callback(os.close, printing)
+            ours_on_failure.callback(os.close, printed)
             # not asyncio's own: there a process counts as running while a child holds its output
             self._process = subprocess.Popen(
-                [*self._launch.command, str(theirs.fileno()), str(watched)],
+                [*self._launch.command, str(their_end.fileno()), str(watched)],
                 stdin=subprocess.DEVNULL,
                 stdout=printing,
                 stderr=subprocess.STDOUT,
                 env=dict(self._launch.environment),
-                pass_fds=(theirs.fileno(), watched),
+                pass_fds=(their_end.fileno(), watched),
                 # Ctrl-C in a terminal is for the front process alone
                 start_new_session=True,
             )
-        finally:
-            theirs.close()
-            os.close(watched)
-            os.close(printing)
+            ours_on_failure.pop_all()
+        self._gone = asyncio.create_task(self._exited(self._process))
         self._channel = await Channel.over(ours)
         self._output = asyncio.create_task(self._read_output(os.fdopen(printed, "rb")))
 
-    async def _exit(self) -> int:
-        """Waits for the process; gives its exit code."""
-        assert self._process is not None
-        while (code := self._process.poll()) is None:
+    async def _exited(self, process: subprocess.Popen[bytes]) -> int:
+        while (code := process.poll()) is None:
             await asyncio.sleep(_POLL_SECONDS)
         return code
+
+    async def _exit(self) -> int:
+        """Waits for the process; gives its exit code."""
+        assert self._gone is not None
+        return await asyncio.shield(self._gone)
 
     async def _receive(self) -> Message | None:
         """The next message; None when the process is gone, whoever keeps its socket open."""
         assert self._channel is not None
+        assert self._gone is not None
         message = asyncio.ensure_future(self._channel.receive())
-        gone = asyncio.ensure_future(self._exit())
         try:
-            await asyncio.wait((message, gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((message, self._gone), return_when=asyncio.FIRST_COMPLETED)
             if not message.done():
                 # what it said last may still be on its way
                 await asyncio.wait((message,), timeout=0.2)
             return message.result() if message.done() else None
         finally:
             message.cancel()
-            gone.cancel()
 
     async def _read_output(self, pipe: BinaryIO) -> None:
         reader = asyncio.StreamReader(limit=_LONGEST_LINE)
@@ -228,7 +238,8 @@ class EngineProcess:
         assert self._output is not None
         if self._failure is not None:
             # it has said why; let it print the rest
-            await asyncio.wait((asyncio.ensure_future(self._exit()),), timeout=_LAST_WORDS_SECONDS)
+            assert self._gone is not None
+            await asyncio.wait((self._gone,), timeout=_LAST_WORDS_SECONDS)
         self._signal_group(signal.SIGKILL)
         code = await self._exit()
         await asyncio.wait((self._output,), timeout=_LAST_WORDS_SECONDS)

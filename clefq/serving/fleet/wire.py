@@ -1,7 +1,7 @@
 """Messages between the front process and an engine's process.
 
-One local socket per engine carries length-prefixed pickles. Both ends are clefq, started by the
-same command: nothing that comes from a client is ever unpickled.
+One local socket per engine carries length-prefixed pickles, pixels beside them. Both ends are
+clefq, started by the same command: nothing that comes from a client is ever unpickled.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from clefq.serving.runtime import Prompt
 
 _LENGTH = struct.Struct("!Q")
+_HEAD = struct.Struct("!QI")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,10 @@ class Pixels:
 
     size: tuple[int, int]
     data: bytes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travels beside the pickle: four photographs are 300 MB, which nobody should copy."""
+        return (Pixels, (self.size, pickle.PickleBuffer(self.data)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +178,15 @@ class Channel:
 
     def send(self, message: Message) -> None:
         """Queues a message; never waits. A closed connection swallows it."""
-        body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-        if not self._writer.is_closing():
-            self._writer.write(_LENGTH.pack(len(body)))
-            self._writer.write(body)
+        if self._writer.is_closing():
+            return
+        beside: list[pickle.PickleBuffer] = []
+        body = pickle.dumps(message, protocol=5, buffer_callback=beside.append)
+        self._writer.write(_HEAD.pack(len(body), len(beside)) + body)
+        for buffer in beside:
+            raw = buffer.raw()
+            self._writer.write(_LENGTH.pack(raw.nbytes))
+            self._writer.write(raw)
 
     async def flush(self) -> None:
         """Waits until the other side has taken most of what was sent."""
@@ -185,11 +195,17 @@ class Channel:
     async def receive(self) -> Message | None:
         """The next message, or None once the other end is closed."""
         try:
-            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
-            message: Message = pickle.loads(await self._reader.readexactly(length))
+            size, count = _HEAD.unpack(await self._reader.readexactly(_HEAD.size))
+            body = await self._reader.readexactly(size)
+            beside = [await self._buffer() for _ in range(count)]
         except (asyncio.IncompleteReadError, ConnectionError, OSError):
             return None
+        message: Message = pickle.loads(body, buffers=beside)
         return message
+
+    async def _buffer(self) -> bytes:
+        (size,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+        return await self._reader.readexactly(size)
 
     def close(self) -> None:
         """Closes the connection; harmless when called twice."""

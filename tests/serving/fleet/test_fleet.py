@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -16,6 +17,7 @@ import pytest
 
 from clefq.errors import ClefqError
 from clefq.serving.fleet import fleet as fleet_module
+from clefq.serving.fleet import process as process_module
 from clefq.serving.fleet.fleet import Fleet
 from clefq.serving.http.backend import EngineDown, Scores
 from tests.serving.fleet.conftest import Log, MakeFleet, prompt, run
@@ -142,7 +144,7 @@ def test_requests_of_a_dead_engine_are_asked_again_elsewhere(
             assert fleet.gauges()["engine_restarts"] == 1
             assert fleet.engines[0][1] != victim
             assert log.has("engine 0: its process was ended by SIGKILL")
-            assert log.has("engine 0 is back")
+            assert sum("engine 0: loaded in" in line for line in log) == 2
             await ask(fleet, 77)
 
     run(body())
@@ -186,6 +188,31 @@ def test_restarts_are_repeated_until_one_succeeds(
             await until(lambda: fleet.gauges()["engine_restarts"] == 4 and fleet.state == "ready")
             assert sum("not yet" in line for line in log) == 3
             await ask(fleet, 5)
+
+    run(body())
+
+
+def test_a_machine_that_is_out_of_processes_for_a_while(
+    make_fleet: MakeFleet, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        fleet = make_fleet({})
+        async with started(fleet):
+            popen, left = subprocess.Popen, [OSError(11, "Resource temporarily unavailable")] * 2
+
+            def start(*arguments: Any, **options: Any) -> Any:
+                if left:
+                    raise left.pop()
+                return popen(*arguments, **options)
+
+            monkeypatch.setattr(process_module.subprocess, "Popen", start)
+            descriptors = len(list(Path("/proc/self/fd").iterdir()))
+            os.kill(fleet.engines[0][1] or 0, signal.SIGKILL)
+            await until(lambda: fleet.gauges()["engine_restarts"] == 3 and fleet.state == "ready")
+            assert sum("cannot be started: Resource temporarily" in line for line in log) == 2
+            await ask(fleet, 5)
+            # nothing of the failed starts is left open
+            assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
 
     run(body())
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
+from dataclasses import replace
 
 import pytest
 from PIL import Image
 
 from clefq.clef.encoding import Encoded, EncodedQuestion
 from clefq.serving.fleet.process import root_cause
-from clefq.serving.fleet.wire import Abort, Answer, Ask, Channel, Stop
+from clefq.serving.fleet.wire import Abort, Answer, Ask, Channel, Pixels, Stop
 from clefq.serving.layout import parse_layout
 from clefq.serving.runtime import Prompt
 from tests.serving.fleet.conftest import prompt, run
@@ -67,11 +69,29 @@ def test_messages_arrive_whole_and_in_order() -> None:
     run(body())
 
 
+def test_pixels_arrive_as_they_were() -> None:
+    async def body() -> None:
+        left, right = socket.socketpair()
+        here, there = await Channel.over(left), await Channel.over(right)
+        images = tuple(
+            Pixels((size, 2), random.Random(size).randbytes(6 * size)) for size in (1, 9, 400_000)
+        )
+        ask = replace(Ask.of(1, prompt(7)), images=images)
+        here.send(ask)
+        here.send(Stop())
+        assert await there.receive() == ask
+        assert await there.receive() == Stop()
+        here.close()
+        there.close()
+
+    run(body())
+
+
 def test_a_message_cut_short_is_the_end() -> None:
     async def body() -> None:
         left, right = socket.socketpair()
         there = await Channel.over(right)
-        left.sendall(b"\0\0\0\0\0\0\0\xffhalf")
+        left.sendall(b"\0\0\0\0\0\0\0\xff\0\0\0\0half")
         left.close()
         assert await asyncio.wait_for(there.receive(), 5) is None
         there.close()
