@@ -10,9 +10,11 @@ import typer
 from clefq.cli.options import Json, Quiet
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from clefq.console import Console
     from clefq.release.card import Card
-    from clefq.release.evidence import Evidence
+    from clefq.release.evidence import Evidence, Place
 
 CARD = "README.md"
 
@@ -45,6 +47,14 @@ def command(
         str | None,
         typer.Option("--repo", metavar="ORG/NAME", help="Hub id under which it is published."),
     ] = None,
+    bench: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--bench",
+            metavar="FILE",
+            help="Throughput from `clefq bench offline --out`; kept in bench/ of the run folder.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="FILE", help="Default: README.md of the checkpoint."),
@@ -70,11 +80,30 @@ def command(
     console = Console(json_output=json_output, quiet=quiet)
     place = find_place(folder, variant, model, report or ())
     target = out or place.model / CARD
+    _keep_benches(place, bench or ())
     found = gather(place)
     if check:
         _check(target, found, (base_model, repo), console)
         return
     _write(target, found, (base_model, repo), console)
+
+
+def _keep_benches(place: Place, files: Sequence[Path]) -> None:
+    """Copies bench files to where the evidence is, so that the card can be checked later."""
+    import shutil
+
+    from clefq.errors import InputError
+    from clefq.release.speed import BENCH, read_bench
+    from clefq.store.atomic import atomic_file
+
+    for file in files:
+        read_bench(file)
+        if place.root is None:
+            raise InputError("--bench needs a run folder.", fix="card the checkpoint inside one.")
+        target = place.root / BENCH / file.with_suffix(".json").name
+        if target.resolve() != file.resolve():
+            with atomic_file(target) as partial:
+                shutil.copyfile(file, partial)
 
 
 Given = tuple[str | None, str | None]

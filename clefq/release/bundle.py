@@ -5,6 +5,7 @@
     sets/<set>/                         manifest.json, definition.json, media.json; no records
     models/<variant>/                   checkpoint-config.json, clefq.json, recipe.yaml, audit.json
     gates/<name>-<hash>.yaml            every gate file that a report embeds
+    bench/                              what `clefq bench offline` measured of them
     evidence.json                       the hash of each of them, and the root
 
 Nothing in it depends on when or where it was packed.
@@ -31,6 +32,7 @@ from clefq.quantize.manifest import MANIFEST, read_manifest
 from clefq.release.evidence import AUDIT, REPORT, Place, disagreements, gather
 from clefq.release.hash_tree import HashTree, write_tree
 from clefq.release.media import MEDIA_FILE, count_media, write_media
+from clefq.release.speed import BENCH, bench_rows
 from clefq.store.atomic import read_json, sha256_file, write_json, write_text
 from clefq.store.run import RunFolder
 from clefq.store.set_manifest import read_manifest as read_set_manifest
@@ -95,7 +97,15 @@ def pack_evidence(job: BundleJob, target: Path, console: Console) -> HashTree:
     baselines = {str(document["baseline"]["variant"]) for document in documents.values()}
     for variant in sorted({*job.variants, *baselines}):
         _pack_model(job.run, variant, variant in job.variants, target, console)
+    _pack_benches(job, target)
     return write_tree(target)
+
+
+def _pack_benches(job: BundleJob, target: Path) -> None:
+    paths = {row.path for v in job.variants for row in bench_rows(job.run.root, v)}
+    for path in sorted(paths):
+        (target / BENCH).mkdir(exist_ok=True)
+        shutil.copyfile(path, target / BENCH / path.name)
 
 
 def _check(job: BundleJob) -> None:

@@ -7,7 +7,7 @@ compare it, while the publisher's own words around it stay. What was not measure
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import files
@@ -20,7 +20,6 @@ from clefq.parity.report_format import count, figure, interval, markdown_cell, s
 from clefq.release import card_rows
 from clefq.release.caveats import caveats
 from clefq.release.evidence import PLUGIN, RELEASE_CODE, Evidence
-from clefq.release.speed import Speed
 
 SECTIONS = (
     "verdict", "parity", "usage", "quantization", "gates", "throughput", "caveats", "evidence",
@@ -62,13 +61,12 @@ class Card:
     sections: Mapping[str, str]
 
 
-def make_card(found: Evidence, options: CardOptions, speeds: Sequence[Speed] = ()) -> Card:
+def make_card(found: Evidence, options: CardOptions) -> Card:
     """Renders a card.
 
     Args:
         found: The evidence.
         options: What the publisher adds.
-        speeds: Measured throughput; none leaves only the sentence that nothing was measured.
 
     Raises:
         InputError: `base_model` contradicts the recorded source.
@@ -86,7 +84,8 @@ def make_card(found: Evidence, options: CardOptions, speeds: Sequence[Speed] = (
         "release_code": found.has(RELEASE_CODE),
         "request": request_text(model_name(found, options)),
         "curl": curl_command(model_name(found, options)),
-        "speeds": [*card_rows.summary_speeds(found), *speeds],
+        "speeds": card_rows.speeds(found),
+        "speed_notes": card_rows.speed_notes(found),
         "caveats": caveats(found),
         "breaches": card_rows.breaches(found),
     }

@@ -157,6 +157,8 @@ def evidence_rows(found: Evidence) -> Iterator[tuple[str, str, str]]:
             if stored is not None:
                 yield f"predictions, {role}", f"on {name}", stored["sha256"]
         yield "report", f"parity.json on {name}", sha256_file(item.path)
+    for path in dict.fromkeys(bench.path for bench in found.benches):
+        yield "throughput", f"bench/{markdown_cell(path.name)}", sha256_file(path)
 
 
 def breaches(found: Evidence) -> list[str]:
@@ -169,8 +171,23 @@ def breaches(found: Evidence) -> list[str]:
     ]
 
 
-def summary_speeds(found: Evidence) -> Iterator[Speed]:
-    """Throughput that a report's summary holds."""
+def speeds(found: Evidence) -> list[Speed]:
+    """Everything measured of its speed, on real kernels."""
+    rows = (row for bench in found.benches if not bench.simulated for row in bench.speeds())
+    return [*_summary_speeds(found), *rows]
+
+
+def speed_notes(found: Evidence) -> list[str]:
+    """What the reader of the throughput must know, each once."""
+    notes = [w for bench in found.benches if not bench.simulated for w in bench.warnings]
+    if any(bench.simulated for bench in found.benches):
+        notes.append(
+            "simulated kernels were timed as well; their speed says nothing and is left out"
+        )
+    return list(dict.fromkeys(notes))
+
+
+def _summary_speeds(found: Evidence) -> Iterator[Speed]:
     for item in found.sets:
         measured = None if item.row is None else item.row["throughput"]
         if measured is not None:

@@ -18,6 +18,7 @@ from clefq.parity.report_json import check_document, document_digest, read_parit
 from clefq.quantize.manifest import MANIFEST, Manifest, read_manifest
 from clefq.release.diff import place_of
 from clefq.release.media import Media, media_of
+from clefq.release.speed import BenchRow, bench_rows
 from clefq.release.weights import Weights, open_weights
 from clefq.store import set_manifest
 from clefq.store.atomic import read_json, sha256_file
@@ -93,6 +94,7 @@ class Evidence:
         manifest: `clefq.json`, or None where clefq did not make it.
         audit: `audit.json`, or None outside of a bundle.
         sets: Reports, worst verdict first.
+        benches: What was measured of its speed.
     """
 
     place: Place
@@ -104,6 +106,7 @@ class Evidence:
     manifest: Manifest | None
     audit: Mapping[str, Any] | None
     sets: tuple[SetEvidence, ...]
+    benches: tuple[BenchRow, ...] = ()
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint folder holds a file or folder of that name."""
@@ -223,6 +226,7 @@ def gather(place: Place) -> Evidence:
         manifest=read_manifest(place.model) if recorded else None,
         audit=_audit(place),
         sets=tuple(sorted(sets, key=_worst_first)),
+        benches=tuple(bench_rows(place.root, place.variant)),
     )
 
 

@@ -330,7 +330,7 @@ def _audit_faults(path: Path, manifest: Manifest) -> Iterator[str]:
             yield f"{path} is of another {name} than {MANIFEST}"
 
 
-_KNOWN = ("report/", "predictions/", "sets/", "models/", "gates/")
+_KNOWN = ("report/", "predictions/", "sets/", "models/", "gates/", "bench/")
 
 
 def _stray_faults(folder: Path, tree: HashTree) -> Iterator[str]:
