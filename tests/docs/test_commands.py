@@ -134,3 +134,9 @@ def test_commands_are_found_wherever_they_stand(tmp_path: Path) -> None:
 
 def test_readme_and_docs_show_many_commands() -> None:
     assert sum(len(list(commands(page))) for page in PAGES) > 60
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_nothing_is_left_to_be_filled_in(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert re.findall(r"^[A-Z]{4,}$|\b(?:TODO|TBD|FIXME|XXX)\b", text, re.MULTILINE) == []
