@@ -13,6 +13,7 @@ Nothing in it depends on when or where it was packed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -20,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clefq.clef.checkpoint import checkpoint_sha256
 from clefq.console import Console
-from clefq.errors import InputError
+from clefq.errors import ClefqError, InputError
 from clefq.parity.rejudge import replicates_of
 from clefq.parity.report_files import SUMMARY_FILE
 from clefq.parity.report_html import index_html
@@ -29,6 +31,7 @@ from clefq.parity.report_json import check_document, read_parity
 from clefq.parity.report_summary import Sizes, summary_document
 from clefq.quantize.audit import audit_checkpoint
 from clefq.quantize.manifest import MANIFEST, read_manifest
+from clefq.quantize.source import find_source
 from clefq.release.evidence import AUDIT, REPORT, Place, disagreements, gather
 from clefq.release.hash_tree import HashTree, write_tree
 from clefq.release.media import MEDIA_FILE, count_media, write_media
@@ -238,15 +241,21 @@ def _pack_model(run: RunFolder, variant: str, judged: bool, target: Path, consol
 
 
 def source_of(run: RunFolder, folder: Path) -> Path | None:
-    """The variant of the run folder that a checkpoint was quantized from, or None."""
-    from clefq.clef.checkpoint import checkpoint_sha256
-
+    """What a checkpoint was quantized from: a variant of the run folder, or on the hub; or None."""
     if not (folder / MANIFEST).is_file():
         return None
-    wanted = read_manifest(folder).source["sha256"]
+    source = read_manifest(folder).source
     others = (run.model(name) for name in run.variants())
     made_by_others = (other for other in others if not (other / MANIFEST).is_file())
-    return next((o for o in made_by_others if checkpoint_sha256(o) == wanted), None)
+    for other in made_by_others:
+        if checkpoint_sha256(other) == source["sha256"]:
+            return other
+    if "/" not in str(source["model_id"]) or source["revision"] is None:
+        return None
+    with contextlib.suppress(ClefqError):  # no connection: the audit says that it did not compare
+        found = find_source(f"{source['model_id']}@{source['revision']}").folder
+        return found if checkpoint_sha256(found) == source["sha256"] else None
+    return None
 
 
 def audit(folder: Path, source: Path | None) -> dict[str, Any]:
