@@ -208,7 +208,7 @@ def test_a_killed_core_costs_nobody_an_answer(
     assert not running(core)
 
 
-def test_a_signal_under_load_finishes_what_was_accepted(
+def test_a_signal_finishes_what_was_accepted(
     live: Live, records: list[Record], expected: Expected
 ) -> None:
     pids = descendants(live.process.pid)
