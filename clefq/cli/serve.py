@@ -273,7 +273,8 @@ def tokens(given: list[str] | tuple[str, ...], file: Path | None) -> tuple[str, 
         try:
             lines = file.read_text(encoding="utf-8").split()
         except (OSError, ValueError) as error:
-            raise InputError(f"cannot read --token-file {file}: {error}.") from error
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise InputError(f"cannot read --token-file {file}: {reason}.") from error
         if not lines:
             # an empty file must not mean an open server
             raise InputError(f"--token-file {file} holds no token.", fix="one token a line.")

@@ -15,7 +15,7 @@ from clefq.serving.fleet.spec import Card, FleetSpec, Timeouts
 from clefq.serving.fleet.wire import Start
 from clefq.serving.fleet.worker import command
 from clefq.serving.http.names import model_names
-from clefq.serving.settings import ServeSettings
+from clefq.serving.settings import ServeSettings, engine_arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,13 @@ def plan_fleet(engines: Engines, environment: Mapping[str, str]) -> Plan:
 
     Raises:
         CheckpointError: Not a whole Clef checkpoint.
-        InputError: Too few GPUs.
+        InputError: Too few GPUs, or longer prompts than the model was made for.
     """
     checkpoint = open_checkpoint(engines.folder)
     gpus = visible_gpus(environment)
     environments = engine_environments(engines.settings, engines.copies, environment, gpus)
     scheme = scheme_of(checkpoint)
+    engine_arguments(engines.folder, engines.settings, cpu=not gpus)  # a check: before any load
     spec = FleetSpec(
         start=Start(engines.folder.absolute(), engines.settings, engines.verbose),
         launches=[Launch(command(), variables) for variables in environments],

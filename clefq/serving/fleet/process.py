@@ -23,6 +23,7 @@ _KEPT_LINES = 400
 _SHOWN_LINES = 30
 _LONGEST_LINE = 1 << 20
 _POLL_SECONDS = 0.05
+_FIX = "--verbose shows vLLM's own log; `clefq doctor MODEL` what this machine can run."
 _LAST_WORDS_SECONDS = 2.0
 _PR_SET_CHILD_SUBREAPER = 36
 _ERROR = re.compile(r"(?:^|[\s.])([A-Z]\w*(?:Error|Exception|Interrupt)): (.+)$")
@@ -247,7 +248,8 @@ class EngineProcess:
             message = f"engine {self._number}: {self._failure.message}"
             return EngineFailed(message, fix=self._failure.fix)
         cause = self._cause or root_cause(self._lines) or _how_it_ended(code)
-        return EngineFailed(f"engine {self._number}: {cause}")
+        message = f"engine {self._number}: {cause}"
+        return EngineFailed(message if message.endswith(".") else message + ".", fix=_FIX)
 
     def unseen_lines(self) -> list[str]:
         """What an engine that did not come up printed last, unless it was shown at once."""
