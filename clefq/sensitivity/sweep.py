@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -121,17 +122,26 @@ def judge_of(session: Session, baseline: Predictions) -> Judge:
 def _measure(session: Session, todo: Sequence[tuple[Block, str]]) -> Iterator[StoredBlock]:
     from clefq.sensitivity.prefix import Prefix
 
-    last = max((block.layer for block, _ in todo), default=-1)
     with Prefix(session.engine, session.prompts, session.spec.memory) as prefix:
         judge = _run_baseline(session, prefix)
         with session.console.progress("measure blocks", len(todo)) as advance:
-            for layer in range(last + 1):
-                for block, scheme in todo:
-                    if block.layer == layer:
-                        yield _one(session, prefix, judge, (block, scheme))
-                        advance(1)
-                if layer < last:
+            for _, pairs in groupby(todo, lambda pair: pair[0].name):
+                of_block = list(pairs)
+                block = of_block[0][0]
+                while prefix.layer < block.layer:
                     prefix.advance()
+                reference = list(prefix.outputs(block.path, PROXY_TOKENS))
+                for pair in of_block:
+                    yield _one(session, prefix, _Yardstick(judge, reference), pair)
+                    advance(1)
+
+
+@dataclass(frozen=True)
+class _Yardstick:
+    """What a variant is held against: BF16's answers, and the block's own BF16 output."""
+
+    judge: Judge
+    reference: Sequence[Tensor]
 
 
 def _run_baseline(session: Session, prefix: Prefix) -> Judge:
@@ -159,14 +169,16 @@ def _run_baseline(session: Session, prefix: Prefix) -> Judge:
     return Judge(records, read_predictions(session.spec.out / "baseline.parquet"))
 
 
-def _one(session: Session, prefix: Prefix, judge: Judge, pair: tuple[Block, str]) -> StoredBlock:
+def _one(
+    session: Session, prefix: Prefix, yardstick: _Yardstick, pair: tuple[Block, str]
+) -> StoredBlock:
     block, scheme = pair
     started = time.perf_counter()
-    reference = list(prefix.outputs(block.path, PROXY_TOKENS))
     with session.installer.installed([pair]) as errors:
-        output_error = _relative_error(prefix.outputs(block.path, PROXY_TOKENS), reference)
+        outputs = prefix.outputs(block.path, PROXY_TOKENS)
+        output_error = _relative_error(outputs, yardstick.reference)
         results = prefix.run()
-    measured = judge.measure(results)
+    measured = yardstick.judge.measure(results)
     result = BlockResult(
         block=block.name,
         layer=block.layer,

@@ -60,9 +60,9 @@ def blocks(checkpoint: Checkpoint) -> tuple[Block, ...]:
 
 @pytest.fixture(scope="session")
 def records() -> list[Record]:
-    """14 short records: enough for intervals."""
+    """12 short records: enough for intervals."""
     rng = random.Random(7)
-    return [make_record(number, rng, rng.choice([0, 3, 8, 20])) for number in range(14)]
+    return [make_record(number, rng, rng.choice([0, 3, 8])) for number in range(12)]
 
 
 @pytest.fixture(scope="session")

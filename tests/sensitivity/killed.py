@@ -14,8 +14,7 @@ def main() -> None:
     from clefq.sensitivity.session import SweepSpec
     from tests.sensitivity.conftest import ENGINE
 
-    schemes = ("fp8", "nvfp4a16")
-    spec = SweepSpec(model, eval_set, None, schemes, out, "tiny", engine=ENGINE)
+    spec = SweepSpec(model, eval_set, None, ("fp8",), out, "tiny", engine=ENGINE)
     run_sensitivity(spec, SearchSpec(None, DEFAULT_SPEEDS, False, False), Console(quiet=True))
 
 

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from clefq.clef.records import Record
 from clefq.console import Console
+from clefq.engines.base import RecordResult
 from clefq.engines.models import ModelRef
 from clefq.engines.predict import PredictJob, predict_set
 from clefq.engines.transformers_engine import TransformersEngine
@@ -149,7 +150,7 @@ def test_from_any_layer_on_the_bits_are_those_of_a_whole_run(
     installer = Installer(engine.backbone, {})
     for memory in (1 << 30, 0):  # in memory, and all on disk
         with Prefix(engine, prompts, memory) as prefix:
-            prefix.baseline(lambda count: None)
+            before = prefix.baseline(lambda count: None)
             assert prefix._shelf.on_disk == (0 if memory else len(prefix.batches))
             prefix.advance()
             prefix.advance()
@@ -157,15 +158,14 @@ def test_from_any_layer_on_the_bits_are_those_of_a_whole_run(
             with installer.installed([(block, "fp8")]):
                 ours = {r.record_id: r for r in prefix.run()}
                 whole = [r for group in engine.predict(records) for r in group]
+            # taken out again: BF16 as before
+            plain = {r.record_id: r for group in engine.predict(records) for r in group}
             assert prefix.passes == 4 + 1 + 1 + 2
-        for result in whole:
-            for question, logprobs in result.logprobs.items():
-                assert np.array_equal(logprobs, ours[result.record_id].logprobs[question])
-        # taken out again: BF16 as before
-        plain = prefix_free(engine, records)
-        assert plain == prefix_free(TransformersEngine(release, ENGINE), records)
+        assert_same(whole, ours)
+        assert_same(before, plain)
 
 
-def prefix_free(engine: TransformersEngine, records: list[Record]) -> dict[str, list[list[float]]]:
-    results = [r for group in engine.predict(records) for r in group]
-    return {r.record_id: [v.tolist() for v in r.logprobs.values()] for r in results}
+def assert_same(first: list[RecordResult], second: dict[str, RecordResult]) -> None:
+    for result in first:
+        for question, logprobs in result.logprobs.items():
+            assert np.array_equal(logprobs, second[result.record_id].logprobs[question])

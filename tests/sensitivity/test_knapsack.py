@@ -35,7 +35,7 @@ def brute_force(blocks: list[Options], budget: int) -> tuple[float, int] | None:
     return min(fits, default=None)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(st.lists(options(), min_size=1, max_size=5), st.integers(-1, 60))
 def test_no_choice_that_fits_does_less_damage(blocks: list[Options], budget: int) -> None:
     best = brute_force(blocks, budget)
