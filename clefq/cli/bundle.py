@@ -31,7 +31,9 @@ def command(
     ] = None,
     variant: Annotated[
         list[str] | None,
-        typer.Option("--variant", metavar="NAME", help="Repeatable (default: all that are judged)"),
+        typer.Option(
+            "--variant", metavar="NAME", help="Repeatable (default: all that are judged)."
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -82,16 +84,21 @@ def command(
     verdict that is not a pass may be published; the card says it first.
     """
     from clefq.console import Console
-    from clefq.store.run import RunFolder
+    from clefq.errors import InputError
+    from clefq.release.evidence import find_run_folder
 
     console = Console(json_output=json_output, quiet=quiet)
-    given = {"--repo": repo, "--base-model": base_model, "--despite": despite}
-    _refuse({"--root": root} if not verify else {"--out": out, "--publish": publish}, verify)
-    _refuse(given if publish is None else {"--out": out}, publish is not None)
+    _refuse(
+        "--publish", publish, {"--repo": repo, "--base-model": base_model, "--despite": despite}
+    )
+    _refuse("--verify", verify, {"--root": root})
+    _refuse("packing", not (verify or publish), {"--out": out})
+    if verify and publish is not None:
+        raise InputError("--verify and --publish are two steps.", fix="publish, then verify.")
     if verify:
         _verify(target or Path.cwd(), root, console)
         return
-    run = RunFolder.find(target)
+    run = find_run_folder(target)
     if publish is not None:
         names = (repo, base_model, tuple(despite or ()))
         _publish(run, variant, publish, names, console)
@@ -99,13 +106,12 @@ def command(
     _pack(run, variant, out, console)
 
 
-def _refuse(given: Mapping[str, object], mode: bool) -> None:
+def _refuse(mode: str, on: object, given: Mapping[str, object]) -> None:
     from clefq.errors import InputError
 
     for name, value in given.items():
-        if value:
-            where = "does not go with --verify or --publish" if mode else "needs another mode"
-            raise InputError(f"{name} {where}.", fix="see `clefq bundle --help`.")
+        if value and not on:
+            raise InputError(f"{name} goes with {mode} only.", fix="see `clefq bundle --help`.")
 
 
 def _pack(run: object, variant: list[str] | None, out: Path | None, console: Console) -> None:

@@ -132,7 +132,7 @@ def find_place(
     root = Path.cwd() if folder is None else folder
     if is_published(root):
         return _published_place(root, variant)
-    run = RunFolder.find(folder)
+    run = find_run_folder(folder)
     name = variant or _only(judged_variants(run), run.root)
     if not run.model(name).is_dir():
         raise InputError(
@@ -146,6 +146,20 @@ def find_place(
             fix="judge it: clefq parity --baseline bf16",
         )
     return Place(name, run.model(name), run.root, found)
+
+
+def find_run_folder(folder: Path | None) -> RunFolder:
+    """The run folder given, or the current one.
+
+    Raises:
+        InputError: It is none.
+    """
+    try:
+        return RunFolder.find(folder)
+    except InputError as error:
+        raise InputError(
+            error.message, fix="give one (`clefq demo --out DIR` makes one), or change into it."
+        ) from error
 
 
 def is_published(folder: Path) -> bool:

@@ -27,7 +27,7 @@ from tests.parity.synthetic import log_softmax, meta
 
 Clefq = Callable[..., int]
 EVAL = "nano-eval"
-RESAMPLES = 200  # of every report here, made or computed again
+RESAMPLES = 100  # of every report here, made or computed again
 
 
 @dataclass(frozen=True)

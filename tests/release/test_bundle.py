@@ -18,6 +18,7 @@ from clefq.release.archive import pack
 from clefq.release.hash_tree import TREE, files_of, read_tree, write_tree
 from clefq.release.verify import Verified, differences, verify
 from clefq.store.atomic import read_json, write_json
+from clefq.store.predictions import read_predictions, write_predictions
 from tests.release.conftest import EVAL, RESAMPLES, Clefq, Drift, call, write_answers
 
 QUIET = Console(quiet=True)
@@ -295,6 +296,46 @@ def test_replicates_from_elsewhere_go_in(run_folder: Path, clefq: Clefq, tmp_pat
     assert clefq("bundle", run_folder, "--out", tmp_path / "b") == 0
     assert (tmp_path / "b" / "predictions" / EVAL / "bf16.replicate-1.parquet").is_file()
     assert check(tmp_path / "b").faults == []
+
+
+def test_gates_that_replace_others(run_folder: Path, clefq: Clefq, tmp_path: Path) -> None:
+    """Both gate files are evidence, and both verdicts are computed again."""
+    freeze = ("gate", "release", "--freeze", "--set", EVAL, "--baseline", "bf16")
+    old, new = tmp_path / "old.yaml", tmp_path / "new.yaml"
+    assert clefq(*freeze, "--run", run_folder, "--out", old) == 0
+    assert clefq(*freeze, "--run", run_folder, "--out", new, "--supersedes", old) == 0
+    judge = ("parity", "--baseline", "bf16", "--candidate", "fp8", "--run", run_folder, "--quiet")
+    assert clefq(*judge, "--gates", new) in (0, 1, 3)
+    out = tmp_path / "b"
+    assert clefq("bundle", run_folder, "--variant", "fp8", "--out", out) == 0
+    assert len(list((out / "gates").iterdir())) == 2
+    assert check(out).faults == []
+    report = out / f"report/{EVAL}/fp8/parity.json"
+    edit(report, lambda d: d["gate_file"]["superseded"]["verdict"].update(word="fail"), sign=True)
+    write_tree(out)
+    assert any("superseded.verdict.word says" in fault for fault in check(out).faults)
+    assert clefq("card", run_folder, "--variant", "fp8") == 0
+    card = (run_folder / "models" / "fp8" / "README.md").read_text("utf-8")
+    assert "It replaces release `" in card and "gates changed after results" in card
+
+
+def test_an_invalid_comparison_is_evidence_too(
+    run_folder: Path, clefq: Clefq, tmp_path: Path
+) -> None:
+    """Answers that contradict the baseline's give no figures, and the card says so first."""
+    path = run_folder / "predictions" / EVAL / "fp8.parquet"
+    found = read_predictions(path)
+    frame = found.frame.assign(cohort="another")
+    write_predictions(path, frame, found.meta)
+    arguments = ("parity", "--baseline", "bf16", "--candidate", "fp8", "--run", run_folder)
+    assert clefq(*arguments, "--quiet") == 4
+    out = tmp_path / "upload"
+    assert clefq("bundle", run_folder, "--variant", "fp8", "--publish", out) == 0
+    body = (out / "README.md").read_text("utf-8").split("---\n", 2)[2]
+    assert body.index(f"**INVALID** on {EVAL}") < body.index("##")
+    assert "there are no figures" in body
+    assert clefq("card", out, "--check") == 0
+    assert clefq("bundle", "--verify", out) == 0
 
 
 def test_what_cannot_be_proved_is_not_packed(
