@@ -27,7 +27,7 @@ ARCHITECTURE = "Qwen3_5ForConditionalGeneration"
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 MANIFEST_FILE = "clefq.json"
-SCHEMES = ("bf16", "fp8", "nvfp4", "nvfp4a16", "nvfp4-mlp", "mixed", "unknown")
+SCHEMES = ("bf16", "fp8", "nvfp4", "nvfp4a16", "nvfp4-mlp", "mixed", "mixed-a16", "unknown")
 
 LM_HEAD = "lm_head.weight"
 EMBEDDING = f"{TEXT}.embed_tokens.weight"

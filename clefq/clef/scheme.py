@@ -14,7 +14,9 @@ _PACKED = (".weight_packed", ".weight_scale")
 def scheme_from_config(
     quantization_config: Mapping[str, Any] | None, tensors: Mapping[str, TensorInfo]
 ) -> str:
-    """`bf16`, `fp8`, `nvfp4`, `nvfp4a16`, `nvfp4-mlp`, `mixed`, or `unknown` for anything else.
+    """`bf16`, `fp8`, `nvfp4`, `nvfp4a16`, `nvfp4-mlp`, `mixed`, `mixed-a16` or `unknown`.
+
+    `mixed` holds 4-bit activations in some layer, `mixed-a16` in none; `unknown` is anything else.
 
     Args:
         quantization_config: As in `config.json`, in the compressed-tensors form; None if absent.
@@ -34,7 +36,8 @@ def scheme_from_config(
     if "unknown" in kinds or not kinds:
         return "unknown"
     if len(kinds) > 1:
-        return "mixed"
+        # what a mixture means to run is what its coarsest part means
+        return "mixed" if "nvfp4" in kinds else "mixed-a16"
     kind = kinds.pop()
     if kind == "nvfp4" and all(".mlp." in module for module in modules):
         return "nvfp4-mlp"

@@ -34,7 +34,9 @@ def command(
     scheme: Annotated[
         str,
         typer.Option(
-            "--scheme", metavar="NAME", help="bf16, fp8, nvfp4, nvfp4a16, nvfp4-mlp, mixed."
+            "--scheme",
+            metavar="NAME",
+            help="bf16, fp8, nvfp4, nvfp4a16, nvfp4-mlp, mixed, mixed-a16.",
         ),
     ] = "unknown",
     quantum: Annotated[

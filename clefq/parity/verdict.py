@@ -33,6 +33,7 @@ MEANT_ARITHMETIC = {
     "nvfp4-mlp": "w4a4",
     "nvfp4a16": "w4a16",
     "mixed": "w4a4",
+    "mixed-a16": "w4a16",
 }
 
 

@@ -60,7 +60,8 @@ class PredictionsMeta:
         model_revision: Hub commit, or None for a local folder.
         model_sha256: `clefq.clef.checkpoint.checkpoint_sha256` of the folder, or None (http).
         variant: Name in the run folder, for example `bf16`.
-        scheme: `bf16`, `fp8`, `nvfp4`, `nvfp4a16`, `nvfp4-mlp`, `mixed` or `unknown`.
+        scheme: `bf16`, `fp8`, `nvfp4`, `nvfp4a16`, `nvfp4-mlp`, `mixed`, `mixed-a16`
+            or `unknown`.
         engine: `transformers`, `vllm`, `http` or `import`.
         engine_version: Version of that engine's package.
         kernels: `real`, or `simulated` where an emulation stands in for the real kernels.

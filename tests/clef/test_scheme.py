@@ -30,6 +30,8 @@ ATTENTION = "model.language_model.layers.3.self_attn.q_proj"
         ([NVFP4], [MLP], "nvfp4-mlp"),
         ([NVFP4A16], [MLP], "nvfp4a16"),
         ([NVFP4, FP8], [MLP, ATTENTION], "mixed"),
+        ([NVFP4, NVFP4A16], [MLP, ATTENTION], "mixed"),
+        ([NVFP4A16, FP8], [MLP, ATTENTION], "mixed-a16"),
         ([NVFP4, INT8], [MLP, ATTENTION], "unknown"),
         ([MXFP4A16], [MLP], "unknown"),
         ([INT8], [MLP], "unknown"),
