@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 DIALECT_HEADER = "x-clefq-dialect"
 PRECISION_HEADER = "x-clefq-precision"
 PRECISIONS = ("rounded", "full")
+# More than a token of any usual text has.
+_CHARS_PER_TOKEN = 32
 # Seconds after which a client of a server that starts or drains should come back.
 _COME_BACK = {"retry-after": "5"}
 
@@ -187,6 +189,7 @@ class Service:
         # the base64 texts are of no more use, and are most of what a request holds
         ask = replace(ask, images=())
         spec = EncodeSpec(info.max_length, self.settings.truncate_state)
+        self._refuse_hopeless(ask, spec)
         try:
             return _Prepared(ask, self._prompts.prompt(ask.record, images, spec))
         except RecordTooLongError as error:
@@ -195,6 +198,22 @@ class Service:
             raise _encode_fault(error, _field_of(error, ask)) from error
         except InputError as error:
             raise _encode_fault(error, "images") from error
+
+    def _refuse_hopeless(self, ask: Ask, spec: EncodeSpec) -> None:
+        """Refuses a state that is far too long by its first part: to count all of it takes seconds.
+
+        What follows the part changes only its last token, and twice the limit leaves room for
+        texts of unusual tokens.
+        """
+        text = render(ask.record.state)
+        most = _CHARS_PER_TOKEN * spec.max_length
+        if spec.truncate_state or len(text) <= most:
+            return
+        if len(self._prompts.tokenizer.encode(text[:most])) > 2 * spec.max_length:
+            message = f"the prompt takes more than {2 * spec.max_length} tokens"
+            raise ApiError.of(
+                errors.TOO_LONG, f"{message}, the limit is {spec.max_length}", "state"
+            )
 
     async def _score(self, request: Request, prompt: Prompt, seen: Observation) -> Scores:
         scoring = asyncio.ensure_future(self.backend.score(prompt, seen.id))

@@ -143,6 +143,23 @@ def test_overlong_input_is_an_error_unless_it_may_be_cut(prompts: PromptMaker) -
     assert response.json()["error"]["field"] == "questions"
 
 
+def test_a_hopelessly_long_state_is_not_counted_to_its_end(
+    prompts: PromptMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asker = Asker(prompts, backend=FakeBackend(max_length=1000))
+    counted: list[int] = []
+    encode = prompts.tokenizer.encode
+
+    def spy(text: str) -> list[int]:
+        counted.append(len(text))
+        return encode(text)
+
+    monkeypatch.setattr(prompts.tokenizer, "encode", spy)
+    message = asker({**BODY, "state": "word " * 200_000}).json()["error"]["message"]
+    assert message == "state: the prompt takes more than 2000 tokens, the limit is 1000"
+    assert max(counted) == 32_000
+
+
 def picture() -> str:
     file = io.BytesIO()
     Image.radial_gradient("L").resize((64, 48)).convert("RGB").save(file, "PNG")
