@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -35,6 +35,7 @@ from clefq.sensitivity.schema import (
 from clefq.sensitivity.search import BYTES, Costs, check_budget, front, mark_front, search
 from clefq.sensitivity.session import Session, SweepSpec
 from clefq.sensitivity.sweep import (
+    Sweep,
     known_baseline,
     layouts_tried,
     measure_layout,
@@ -88,7 +89,7 @@ def _run(session: Session, wanted: SearchSpec) -> Sensitivity:
         check_budget(model, spec.schemes, budget)  # before the hours, not after them
     sweep = run_sweep(session)
     costs = Costs(model, sweep.stored, spec.schemes)
-    layouts: list[tuple[str, str, Layout]] = [(n, PUBLISHED, la) for n, la in published.items()]
+    layouts: list[_Named] = [(name, PUBLISHED, layout) for name, layout in published.items()]
     recipe = None
     if budget is None:
         session.console.note("no recipe: give a budget (--budget-gb, --budget-speed, …)")
@@ -96,33 +97,7 @@ def _run(session: Session, wanted: SearchSpec) -> Sensitivity:
         layout = search(costs, budget)
         layouts.insert(0, (SEARCHED, SEARCHED, layout))
         recipe = _recipe(session, costs, budget, layout)
-    if recipe is not None:
-        write_text(spec.out / RECIPE_FILE, recipe.text)
-    if wanted.published:
-        _write_published(session, published)
-    known = layouts_tried(session)
-    measured: list[tuple[str, str, Layout, Damage | None]] = []
-    for name, origin, layout in layouts:
-        damage = next((found for _, tried, found in known if tried == layout), None)
-        if damage is None and (wanted.verify if origin == SEARCHED else wanted.published):
-            damage = measure_layout(session, sweep.judge, layout)
-        measured.append((name, origin, layout, damage))
-    shown = [layout for _, _, layout, _ in measured]
-    for name, layout, damage in known:
-        if layout not in shown and set(layout.values()) <= set(costs.forms):
-            measured.append((name, TRIED, layout, damage))
-    results = [
-        LayoutResult(
-            name=name,
-            origin=origin,
-            formats=layout,
-            nbytes=model.nbytes(layout),
-            speedup=model.speedup(layout),
-            predicted_kl=sweep.judge.mean_kl(predicted_kl(sweep, layout)),
-            measured=damage,
-        )
-        for name, origin, layout, damage in measured
-    ]
+    _write_recipes(session, recipe, published if wanted.published else {})
     found = Sensitivity(
         clefq_version=__version__,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -133,7 +108,7 @@ def _run(session: Session, wanted: SearchSpec) -> Sensitivity:
         speeds={name: wanted.speeds[name] for name in costs.forms},
         baseline_accuracy=_accuracy(sweep.baseline),
         blocks=tuple(stored.result for stored in sweep.stored.values()),
-        layouts=mark_front(results),
+        layouts=mark_front(_results(session, sweep, costs, layouts, wanted)),
         budget=budget,
         recipe=None if recipe is None else RECIPE_FILE,
         front=front(costs),
@@ -142,12 +117,54 @@ def _run(session: Session, wanted: SearchSpec) -> Sensitivity:
     return _written(found, spec.out)
 
 
-def _write_published(session: Session, published: dict[str, Layout]) -> None:
-    """Recipes of the published layouts at this depth: what the searched one is held against."""
+# name, origin, format per block
+_Named = tuple[str, str, Layout]
+
+
+def _results(
+    session: Session,
+    sweep: Sweep,
+    costs: Costs,
+    layouts: Sequence[_Named],
+    wanted: SearchSpec,
+) -> list[LayoutResult]:
+    """The layouts, and whatever else was measured here, with their figures."""
+    known = layouts_tried(session)
+    measured: list[tuple[_Named, Damage | None]] = []
+    for name, origin, layout in layouts:
+        damage = next((found for _, tried, found in known if tried == layout), None)
+        if damage is None and (wanted.verify if origin == SEARCHED else wanted.published):
+            damage = measure_layout(session, sweep.judge, layout)
+        measured.append(((name, origin, layout), damage))
+    shown = [layout for _, _, layout in layouts]
+    for name, layout, damage in known:
+        if layout not in shown and set(layout.values()) <= set(costs.forms):
+            measured.append(((name, TRIED, layout), damage))
+    return [
+        LayoutResult(
+            name=name,
+            origin=origin,
+            formats=layout,
+            nbytes=costs.model.nbytes(layout),
+            speedup=costs.model.speedup(layout),
+            predicted_kl=sweep.judge.mean_kl(predicted_kl(sweep, layout)),
+            measured=damage,
+        )
+        for (name, origin, layout), damage in measured
+    ]
+
+
+def _write_recipes(session: Session, recipe: Recipe | None, published: dict[str, Layout]) -> None:
+    """The searched recipe, and those of the published layouts at this depth to compare with."""
+    out = session.spec.out
+    if recipe is None:
+        (out / RECIPE_FILE).unlink(missing_ok=True)
+    else:
+        write_text(out / RECIPE_FILE, recipe.text)
     for name, layout in published.items():
         header = [f"The published layout {name}, for {session.spec.model_id}."]
-        recipe = write_recipe(session.spec.model, session.blocks, layout, header)
-        write_text(session.spec.out / PUBLISHED_FOLDER / f"{name}.yaml", recipe.text)
+        text = write_recipe(session.spec.model, session.blocks, layout, header).text
+        write_text(out / PUBLISHED_FOLDER / f"{name}.yaml", text)
 
 
 def _written(found: Sensitivity, out: Path) -> Sensitivity:
@@ -155,8 +172,6 @@ def _written(found: Sensitivity, out: Path) -> Sensitivity:
 
     save(out / SUMMARY_FILE, found)
     write_text(out / REPORT_FILE, report_html(found))
-    if found.recipe is None:
-        (out / RECIPE_FILE).unlink(missing_ok=True)
     return found
 
 
