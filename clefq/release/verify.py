@@ -7,6 +7,7 @@ the same library versions. Elsewhere figures may differ by rounding; more than t
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -178,13 +179,20 @@ def _report_faults(path: Path, folder: Path, found: Verified) -> Iterator[str]:
         )
         return
     # of the fresh document: a stored one has its slices in alphabetical order
-    yield from _view_faults(path.parent, name.removesuffix(REPORT), now, report)
+    shown = {**now, "verdict": document["verdict"]}
+    yield from _view_faults(path.parent, name.removesuffix(REPORT), shown, report)
     yield from _gate_faults(document, folder, name)
 
 
 def _figures(document: Mapping[str, Any]) -> dict[str, Any]:
-    """All but how and when it was made."""
-    return {key: value for key, value in document.items() if key != "provenance"}
+    """All but how, when and in which folder it was made."""
+    kept = {key: value for key, value in document.items() if key != "provenance"}
+    reasons = [_FOLDERS.sub(r"\1", reason) for reason in document["verdict"]["reasons"]]
+    return {**kept, "verdict": {**document["verdict"], "reasons": reasons}}
+
+
+# where predictions contradict each other, the reason names their files
+_FOLDERS = re.compile(r"\S*/([^/\s]+\.parquet)")
 
 
 def _of_same_keys(value: Any, like: Any) -> Any:
