@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Sequence
@@ -101,6 +102,7 @@ def bench_server(job: ServerJob, console: Console) -> ServerReport:
         ]
     requests = [address.request(body, key) for body in bodies]
     target = Target(address, requests, Judge(records, expected, job.tolerance))
+    _allow_connections()
     rows = _rows(target, job, console)
     return ServerReport(
         url=address.base,
@@ -122,6 +124,15 @@ def _rows(target: Target, job: ServerJob, console: Console) -> Sequence[LoadRow]
         with console.progress(load.name, seconds) as advance:
             rows.append(row_of(run_load(target, load, job.spec, advance)))
     return rows
+
+
+def _allow_connections() -> None:
+    """A connection is an open file, and shells allow fewer of them than the system does."""
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _ask_first(

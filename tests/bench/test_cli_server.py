@@ -20,7 +20,7 @@ def clefq(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
 
 
-SHORT = ("--duration", "0.3", "--warmup", "0.1", "--count", "4")
+SHORT = ("--duration", "0.6", "--warmup", "0.1", "--count", "4")
 
 
 def test_one_table_for_several_loads(tmp_path: Path) -> None:
