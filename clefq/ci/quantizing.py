@@ -38,6 +38,7 @@ def make_candidate(recipe: Recipe, baseline: Side, out: Path, console: Console) 
     if out.is_dir():
         manifest = read_manifest(out)
         _check_same(manifest, recipe, source, out)
+        _check_untouched(manifest, out)
         return _line(manifest), True
     spec = QuantizeSpec(str(source), recipe.scheme, recipe.file, recipe.calibration)
     return _line(quantize(spec, out, console).manifest), False
@@ -63,6 +64,20 @@ def _check_same(manifest: Manifest, recipe: Recipe, source: Path, out: Path) -> 
     if manifest.recipe["sha256"] != asked.sha256 or not same_set or not same_source:
         raise InputError(
             f"{out} was made from another source, recipe or calibration set.",
+            fix="remove it, or choose another --out.",
+        )
+
+
+def _check_untouched(manifest: Manifest, out: Path) -> None:
+    """What was audited when it was made must be what lies here now."""
+    from clefq.quantize.finish import hash_files, identity
+
+    found = hash_files(out)
+    changed = [name for name, digest in manifest.files.items() if found.get(name) != digest]
+    if changed or identity(found) != manifest.sha256 or not manifest.audit["passed"]:
+        what = changed[0] if changed else "its files"
+        raise InputError(
+            f"{out} is not what was audited when it was made ({what}).",
             fix="remove it, or choose another --out.",
         )
 

@@ -90,6 +90,19 @@ def write_results(job: GateJob, result: JobResult, summary: Path | None) -> None
     append_outputs({"verdict": result.verdict, "exit-code": code})
 
 
+def forget_results(out: Path) -> None:
+    """Removes the results of an earlier job: one that stops must not leave another's verdict.
+
+    Raises:
+        InputError: A file cannot be removed.
+    """
+    for name in (RESULT_FILE, JUNIT_FILE, SUMMARY_FILE):
+        try:
+            (out / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise disk_error(error, out / name) from error
+
+
 def report_error(error: ClefqError, summary: Path | None) -> None:
     """Says in the step summary why nothing was judged."""
     lines = ["## ! clefq could not judge", "", markdown_cell(error.message), ""]

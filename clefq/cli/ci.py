@@ -94,13 +94,15 @@ def command(
     from clefq.ci.job import cache_key as key_of
     from clefq.ci.job import run_job
     from clefq.ci.spec import GateJob
-    from clefq.ci.summary import append_outputs, report_error, write_results
+    from clefq.ci.summary import append_outputs, forget_results, report_error, write_results
     from clefq.console import Console
     from clefq.engines.select import parse_engine
     from clefq.errors import ClefqError
 
     console = Console(json_output=json_output, quiet=quiet)
     try:
+        if not cache_key:
+            forget_results(out)
         job = GateJob(
             baseline=baseline,
             candidate=_candidate(candidate, scheme, recipe, calibration),

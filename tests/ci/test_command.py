@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +19,7 @@ from clefq.cli.main import run
 from clefq.console import Console
 from clefq.errors import InputError
 from clefq.nano.build import SETS, WEIGHTS
+from tests.ci.conftest import ROOT
 from tests.parity.synthetic import Dial, make_world, predictions, write
 
 Clefq = Callable[..., int]
@@ -194,6 +198,28 @@ def test_a_candidate_made_before_is_taken_over_if_it_is_the_same(good: Path) -> 
     assert text.startswith("nvfp4a16 by stream, 2.09× smaller (4.82 MB); audited")
     with pytest.raises(InputError, match="another source, recipe or calibration set"):
         make_candidate(Recipe("fp8"), baseline, good, Console(quiet=True))
+
+
+def test_a_candidate_that_was_changed_since_its_audit_is_not_taken_over(
+    good: Path, tmp_path: Path
+) -> None:
+    baseline = identify(str(WEIGHTS), "bf16")
+    out = Path(shutil.copytree(good, tmp_path / "nvfp4a16"))
+    damage = [sys.executable, str(ROOT / "tools" / "damage_checkpoint.py"), str(good)]
+    subprocess.run([*damage, str(tmp_path / "damaged")], check=True)
+    for file in out.glob("*.safetensors"):
+        shutil.copyfile(tmp_path / "damaged" / file.name, file)
+    with pytest.raises(InputError, match="is not what was audited"):
+        make_candidate(Recipe("nvfp4a16"), baseline, out, Console(quiet=True))
+
+
+def test_a_job_that_stops_leaves_no_verdict_of_an_earlier_one(clefq: Clefq, tmp_path: Path) -> None:
+    base, candidate = files(tmp_path, GOOD)
+    assert clefq("--baseline", base, "--candidate", candidate) == 0
+    results = [tmp_path / "clefq-ci" / name for name in ("ci.json", "junit.xml", "summary.md")]
+    assert all(path.is_file() for path in results)
+    assert clefq("--baseline", base, "--candidate", tmp_path / "gone.parquet") == 2
+    assert not any(path.exists() for path in results)
 
 
 def test_the_baseline_itself_is_no_candidate(
