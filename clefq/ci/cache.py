@@ -57,7 +57,8 @@ def find_runtime(engine: EngineName, max_length: int, salt: str) -> Runtime:
 
 def prediction_key(side: Side, set_sha256: str, runtime: Runtime) -> str:
     """Key of one model's predictions on one set, 64 hex digits."""
-    parts = {"model": side.token, "set": set_sha256, "clefq": __version__, **asdict(runtime)}
+    model = {"model": side.token, "images": side.images}
+    parts = {**model, "set": set_sha256, "clefq": __version__, **asdict(runtime)}
     return sha256_bytes(compact_json(parts).encode())
 
 
@@ -89,7 +90,7 @@ def is_current(path: Path, side: Side, set_sha256: str, runtime: Runtime) -> boo
         and same_version
         and not meta.truncate_state
         and _is_of(meta, side)
-        and (meta.device == "cpu" or meta.device in runtime.machine)
+        and (meta.device == "cpu" or meta.device in runtime.machine.split(", "))
     )
 
 

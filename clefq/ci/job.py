@@ -187,7 +187,9 @@ class Running:
 
     def _predict(self, side: Side, folder: SetFolder, path: Path) -> str:
         sha = folder.sha256()
-        if is_current(path, side, sha, self.runtime):
+        current = is_current(path, side, sha, self.runtime)
+        # the file does not say with which image settings it was made
+        if current and path.stat().st_mtime >= side.images_since:
             return "made before"
         key = prediction_key(side, sha, self.runtime)
         kept = self.job.cache / f"{key}.parquet" if side.variant == BASELINE else None

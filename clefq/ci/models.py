@@ -14,8 +14,10 @@ from pathlib import Path
 
 from clefq.clef.checkpoint import checkpoint_sha256
 from clefq.clef.hub import find_commit, split_model
+from clefq.clef.images import PROCESSOR_FILES
 from clefq.engines.models import ModelRef, find_model
 from clefq.errors import InputError
+from clefq.store.atomic import compact_json, sha256_bytes, sha256_file
 from clefq.store.predictions import read_meta
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
@@ -32,6 +34,8 @@ class Side:
         revision: Hub commit, or None for a local folder.
         sha256: Hash of a local checkpoint, or None.
         predictions: The predictions file that stands for it, or None.
+        images: Hash over a local checkpoint's image settings, which its own hash leaves out.
+        images_since: When those settings were last changed, seconds since 1970.
     """
 
     variant: str
@@ -40,6 +44,8 @@ class Side:
     revision: str | None = None
     sha256: str | None = None
     predictions: Path | None = None
+    images: str | None = None
+    images_since: float = 0.0
 
     @property
     def token(self) -> str:
@@ -70,10 +76,23 @@ def identify(name: str, variant: str | None) -> Side:
     if path.is_dir():
         leaf = path.resolve().name
         chosen = _checked(variant or leaf)
-        return Side(chosen, name, leaf, sha256=checkpoint_sha256(path))
+        return _local(chosen, name, leaf, path)
     hub_id, _ = split_model(name)
     chosen = _checked(variant or hub_id.rpartition("/")[2])
     return Side(chosen, name, hub_id, revision=find_commit(name))
+
+
+def _local(variant: str, given: str, leaf: str, folder: Path) -> Side:
+    files = [folder / name for name in PROCESSOR_FILES if (folder / name).is_file()]
+    hashes = {file.name: sha256_file(file) for file in files}
+    return Side(
+        variant,
+        given,
+        leaf,
+        sha256=checkpoint_sha256(folder),
+        images=sha256_bytes(compact_json(hashes).encode()),
+        images_since=max((file.stat().st_mtime for file in files), default=0.0),
+    )
 
 
 def _checked(variant: str) -> str:

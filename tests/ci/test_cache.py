@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from clefq.ci.summary import MAX_SUMMARY, append_summary
 from clefq.clef.hub import find_commit
 from clefq.console import Console
 from clefq.errors import CheckpointError, InputError
+from clefq.nano.build import WEIGHTS
 from clefq.store.predictions import read_meta
 from clefq.store.sets import open_set
 from tests.parity.synthetic import make_world, meta, predictions, write
@@ -31,6 +33,7 @@ def test_a_key_depends_on_all_that_decides_the_answers() -> None:
         prediction_key(SIDE, SET, RUNTIME),
         prediction_key(replace(SIDE, sha256="3" * 64), SET, RUNTIME),
         prediction_key(replace(SIDE, sha256=None, revision="4" * 40), SET, RUNTIME),
+        prediction_key(replace(SIDE, images="3" * 64), SET, RUNTIME),
         prediction_key(SIDE, "5" * 64, RUNTIME),
         prediction_key(SIDE, SET, replace(RUNTIME, engine="vllm")),
         prediction_key(SIDE, SET, replace(RUNTIME, version="5.18.0")),
@@ -76,6 +79,7 @@ def test_only_a_file_of_the_same_inputs_is_believed(tmp_path: Path) -> None:
         assert not current(**change), change
     gpu = replace(RUNTIME, machine="NVIDIA B200, NVIDIA H200")
     assert current(runtime=gpu, device="NVIDIA H200")
+    assert not current(runtime=gpu, device="NVIDIA H20")
     hub = Side("bf16", "a/b", "a/b", revision="7" * 40)
     assert current(hub, model_id="a/b", model_revision="7" * 40)
     assert not current(hub, model_id="a/b", model_revision="8" * 40)
@@ -83,6 +87,18 @@ def test_only_a_file_of_the_same_inputs_is_believed(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-40])
     assert not is_current(path, SIDE, SET, RUNTIME)
     assert not is_current(tmp_path / "gone", SIDE, SET, RUNTIME)
+
+
+def test_other_image_settings_are_another_model(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(WEIGHTS, tmp_path / "model"))
+    before = identify(str(folder), "bf16")
+    setting = folder / "processor_config.json"
+    setting.write_text(setting.read_text("utf-8").replace("0.5", "0.25"), "utf-8")
+    after = identify(str(folder), "bf16")
+    assert after.sha256 == before.sha256
+    assert after.images_since > before.images_since
+    keys = {prediction_key(side, SET, RUNTIME) for side in (before, after)}
+    assert len(keys) == 2
 
 
 def test_the_engines_version_is_found_without_loading_it() -> None:
