@@ -141,7 +141,7 @@ def _check(target: Path, found: Evidence, given: Given, console: Console) -> Non
     card = make_card(found, options)
     faults = [*disagreements(found), *compare(written, card)]
     value = {"card": str(target), "variant": found.place.variant, "faults": faults}
-    good = f"{target}: every figure, hash and verdict is that of the evidence"
+    good = f"{target}: every figure, hash and verdict in clefq's sections is that of the evidence"
     console.result(value, "\n".join(faults) or good)
     if faults:
         raise typer.Exit(1)

@@ -69,8 +69,10 @@ def make_card(found: Evidence, options: CardOptions) -> Card:
         options: What the publisher adds.
 
     Raises:
-        InputError: `base_model` contradicts the recorded source.
+        InputError: `base_model` contradicts the recorded source, or a report compares with
+            something else than BF16.
     """
+    _check_baselines(found)
     base = _base_model(found, options)
     values = {
         "found": found,
@@ -86,6 +88,7 @@ def make_card(found: Evidence, options: CardOptions) -> Card:
         "curl": curl_command(model_name(found, options)),
         "speeds": card_rows.speeds(found),
         "speed_notes": card_rows.speed_notes(found),
+        "simulated": any(bench.simulated for bench in found.benches),
         "caveats": caveats(found),
         "breaches": card_rows.breaches(found),
     }
@@ -152,6 +155,18 @@ def model_name(found: Evidence, options: CardOptions) -> str:
     if source is not None and "/" in source:
         return f"{source.rpartition('/')[2]}-{found.place.variant}"
     return found.place.variant
+
+
+def _check_baselines(found: Evidence) -> None:
+    """A card's tables are headed BF16; what an unknown server ran is a banner of the verdict."""
+    for item in found.sets:
+        side = item.document["baseline"]
+        if side["scheme"] not in ("bf16", "unknown") or side["arithmetic"] != "bf16":
+            raise InputError(
+                f"{item.path} compares with {side['variant']} ({side['scheme']}, run as "
+                f"{side['arithmetic']}), not with BF16.",
+                fix="judge it against BF16: clefq parity --baseline bf16",
+            )
 
 
 def _base_model(found: Evidence, options: CardOptions) -> str | None:

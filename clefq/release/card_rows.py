@@ -11,7 +11,7 @@ from clefq.parity.gates import title_of
 from clefq.parity.report_format import MARKS, count, figure, interval, limit_text, markdown_cell
 from clefq.parity.report_summary import BYTES_PER_GB
 from clefq.release.evidence import Evidence, SetEvidence
-from clefq.release.speed import Speed
+from clefq.release.speed import BenchRow, Speed
 from clefq.store.atomic import sha256_file
 
 SHOWN = (
@@ -157,7 +157,7 @@ def evidence_rows(found: Evidence) -> Iterator[tuple[str, str, str]]:
             if stored is not None:
                 yield f"predictions, {role}", f"on {name}", stored["sha256"]
         yield "report", f"parity.json on {name}", sha256_file(item.path)
-    for path in dict.fromkeys(bench.path for bench in found.benches):
+    for path in dict.fromkeys(bench.path for bench in _of_this(found)):
         yield "throughput", f"bench/{markdown_cell(path.name)}", sha256_file(path)
 
 
@@ -173,14 +173,26 @@ def breaches(found: Evidence) -> list[str]:
 
 def speeds(found: Evidence) -> list[Speed]:
     """Everything measured of its speed, on real kernels."""
-    rows = (row for bench in found.benches if not bench.simulated for row in bench.speeds())
+    rows = (row for bench in _of_this(found) if not bench.simulated for row in bench.speeds())
     return [*_summary_speeds(found), *rows]
+
+
+def _of_this(found: Evidence) -> list[BenchRow]:
+    """Bench rows of a checkpoint of this name and size; another size is another checkpoint."""
+    return [bench for bench in found.benches if bench.row["disk_bytes"] == found.nbytes]
 
 
 def speed_notes(found: Evidence) -> list[str]:
     """What the reader of the throughput must know, each once."""
-    notes = [w for bench in found.benches if not bench.simulated for w in bench.warnings]
-    if any(bench.simulated for bench in found.benches):
+    benches = _of_this(found)
+    notes = [w for bench in benches if not bench.simulated for w in bench.warnings]
+    notes += [
+        f"bench/{bench.path.name} is of another {bench.row['name']} "
+        f"({count(bench.row['disk_bytes'])} bytes) and is left out"
+        for bench in found.benches
+        if bench not in benches
+    ]
+    if any(bench.simulated for bench in benches):
         notes.append(
             "simulated kernels were timed as well; their speed says nothing and is left out"
         )
@@ -190,8 +202,8 @@ def speed_notes(found: Evidence) -> list[str]:
 def _summary_speeds(found: Evidence) -> Iterator[Speed]:
     for item in found.sets:
         measured = None if item.row is None else item.row["throughput"]
-        if measured is not None:
-            side = item.document["candidate"]
+        side = item.document["candidate"]
+        if measured is not None and side["kernels"] == "real":
             yield Speed(
                 f"predicting {item.name}",
                 f"{measured['value']:.4g} {measured['unit']}",

@@ -109,22 +109,24 @@ def _untested(found: Evidence) -> Iterator[str]:
 
 
 def _longest(found: Evidence, slices: set[str]) -> Iterator[str]:
+    limits = [item.document["candidate"]["max_length"] for item in found.sets]
+    # a longer prompt than a run's limit was refused or cut, whatever the set holds
     measured = [
-        item.manifest.token_lengths.longest
-        for item in found.sets
+        min(item.manifest.token_lengths.longest, limit)
+        for item, limit in zip(found.sets, limits, strict=True)
         if item.manifest is not None and item.manifest.token_lengths is not None
     ]
-    limit = max(item.document["candidate"]["max_length"] for item in found.sets)
     if measured:
-        if max(measured) < limit:
-            yield (
-                f"Untested: prompts of more than {count(max(measured))} tokens (the limit of the "
-                f"run was {count(limit)})."
-            )
+        yield (
+            f"Untested: prompts of more than {count(max(measured))} tokens (the limit of the "
+            f"run was {count(max(limits))})."
+        )
         return
     bands = [band for band in LENGTH_BANDS if f"length={band[0]}" in slices]
-    if bands and bands[-1][2] < limit:
+    if bands and bands[-1][2] < max(limits):
         yield f"Untested: prompts of {count(int(bands[-1][2]))} tokens or more."
+    else:
+        yield f"Untested: prompts of more than {count(max(limits))} tokens, the limit of the run."
 
 
 def _weakest(found: Evidence) -> Iterator[str]:
@@ -179,8 +181,14 @@ def _cohort(name: str, metrics: Mapping[str, Any]) -> str:
 
 
 def _firmness(found: Evidence) -> Iterator[str]:
+    recipe = found.recipe_text()
     for item in found.sets:
         document, where = item.document, f"On {markdown_cell(item.name)}"
+        if document["eval_set"]["sha256"] in recipe:
+            yield (
+                f"**The recipe was searched on {markdown_cell(item.name)}** (`recipe.yaml` says "
+                "so): its figures there are better than on records it was not chosen by."
+            )
         record = document["gate_file"]["preregistration"]
         if record["status"] != PREREGISTERED:
             yield f"{where}: {record['sentence']}"

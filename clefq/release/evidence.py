@@ -28,6 +28,7 @@ EVIDENCE = "evidence"
 REPORT = "parity.json"
 AUDIT = "audit.json"
 PLUGIN = "vllm_plugin"
+RECIPE = "recipe.yaml"
 RELEASE_CODE = "joint_schema_model.py"
 
 
@@ -111,6 +112,11 @@ class Evidence:
     def has(self, name: str) -> bool:
         """Whether the checkpoint folder holds a file or folder of that name."""
         return (self.place.model / name).exists()
+
+    def recipe_text(self) -> str:
+        """The recipe with its comments, which name the set that a search was made on; or ""."""
+        path = self.place.model / RECIPE
+        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
 def find_place(
@@ -304,7 +310,7 @@ def _checkpoint_faults(found: Evidence) -> Iterator[str]:
         )
     if dict(manifest.formats) != dict(found.formats):
         yield f"{model / MANIFEST} and config.json name other formats"
-    recipe = model / "recipe.yaml"
+    recipe = model / RECIPE
     if not recipe.is_file():
         yield f"{recipe} is missing"
     elif sha256_file(recipe) != manifest.recipe["sha256"]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from clefq.errors import InputError
 from clefq.parity.report_format import figure
 from clefq.parity.report_json import signed
 from clefq.release.card import CardOptions, make_card
@@ -59,6 +60,10 @@ def test_written_and_checked(
     assert clefq("card", run_folder) == 2  # which of the two?
     assert clefq("card", run_folder, "--variant", "bf16") == 2
     assert clefq("card", run_folder, "--variant", "nvfp4a16", "--check") == 2  # not written yet
+    text = path.read_text("utf-8")
+    path.write_text(text.replace("---\n", "---\nmodel-index: [{results: [{value: 1.0}]}]\n", 1))
+    assert clefq("card", run_folder, "--variant", "fp8", "--check") == 1
+    path.write_text(text, "utf-8")
     # the hub reads it
     from huggingface_hub import ModelCard
 
@@ -213,8 +218,6 @@ def test_nothing_is_claimed_of_a_foreign_checkpoint(run_folder: Path) -> None:
 
 
 def test_a_base_model_that_is_not_the_source_is_refused(evidence: Evidence) -> None:
-    from clefq.errors import InputError
-
     assert evidence.manifest is not None
     source = {**evidence.manifest.source, "model_id": "Org/clef"}
     found = replace(evidence, manifest=replace(evidence.manifest, source=source))
@@ -249,6 +252,35 @@ def test_caveats_come_from_the_evidence(evidence: Evidence) -> None:
     assert "Whether the sets hold images or videos is not recorded" in "\n".join(caveats(blind))
 
 
+def test_longer_prompts_than_the_limit_are_untested_whatever_the_set_holds(
+    evidence: Evidence,
+) -> None:
+    text = "\n".join(caveats(edited(evidence, candidate__max_length=2048)))
+    assert "Untested: prompts of more than 2,048 tokens" in text
+    found = edited(evidence, candidate__max_length=2048)
+    (item,) = found.sets
+    blind = replace(found, sets=(replace(item, manifest=None),))
+    assert "Untested: prompts of more than 2,048 tokens" in "\n".join(caveats(blind))
+
+
+def test_a_recipe_that_was_searched_on_the_set_is_said(run_folder: Path) -> None:
+    found = of(run_folder, "fp8")
+    assert "searched on" not in "\n".join(caveats(found))
+    recipe = run_folder / "models" / "fp8" / "recipe.yaml"
+    sha = found.sets[0].document["eval_set"]["sha256"]
+    recipe.write_text(f"# eval set  {EVAL}, {sha}, 10 records\n" + recipe.read_text("utf-8"))
+    assert f"**The recipe was searched on {EVAL}**" in "\n".join(caveats(found))
+
+
+@pytest.mark.parametrize("changes", [{"scheme": "fp8"}, {"arithmetic": "w8a8"}])
+def test_a_comparison_with_another_baseline_is_no_parity_with_bf16(
+    evidence: Evidence, changes: dict[str, str]
+) -> None:
+    found = edited(evidence, **{f"baseline__{key}": value for key, value in changes.items()})
+    with pytest.raises(InputError, match="not with BF16"):
+        make_card(found, CardOptions())
+
+
 def test_the_weakest_cohort_is_the_one_that_lost(evidence: Evidence) -> None:
     slices = json.loads(json.dumps(evidence.sets[0].document["slices"]))
     slices["cohort=form"]["accuracy_delta"] |= {
@@ -276,7 +308,9 @@ def test_throughput_only_where_it_was_measured(evidence: Evidence) -> None:
     assert item.row is not None
     row = {**item.row, "throughput": {"value": 41.25, "unit": "records/s", "source": "bench.json"}}
     found = replace(evidence, sets=(replace(item, row=row),))
-    assert "| 41.25 records/s | cpu, transformers" in make_card(found, CardOptions()).sections[
+    assert make_card(found, CardOptions()).sections["throughput"].endswith("Not measured.")
+    real = edited(found, candidate__kernels="real")
+    assert "| 41.25 records/s | cpu, transformers" in make_card(real, CardOptions()).sections[
         "throughput"
     ].replace("predicting nano-eval | ", "| ")
 
@@ -323,6 +357,10 @@ def test_throughput_from_a_bench_file(run_folder: Path, clefq: Clefq, tmp_path: 
     assert clefq(*arguments, "--check") == 0
     bench(run_folder / "bench" / "h200.json", size + 1)  # of another checkpoint
     assert clefq(*arguments, "--check") == 1
+    assert clefq(*arguments) == 0
+    text = (run_folder / "models" / "fp8" / "README.md").read_text("utf-8")
+    assert "43.91" not in text and "Not measured." in text
+    assert "is of another fp8" in text
     bench(run_folder / "bench" / "h200.json", size, "simulated")
     assert clefq(*arguments) == 0
     text = (run_folder / "models" / "fp8" / "README.md").read_text("utf-8")
