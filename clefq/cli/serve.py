@@ -334,8 +334,7 @@ async def _run(wanted: _Wanted, plan: Plan, listener: socket.socket, console: Co
         f" ({'; '.join(plan.places)})"
     )
     prompts = PromptMaker(wanted.engines.folder, wanted.engines.settings.max_images)
-    # what keeps the engines from starting is raised by `FrontServer.run` as well
-    app = create_app(fleet, prompts, wanted.server, on_failure=lambda error: None)
+    app = create_app(fleet, prompts, wanted.server, on_failure=lambda error: server.fail(error))
     server = FrontServer(
         app,
         fleet,

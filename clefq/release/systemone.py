@@ -102,7 +102,7 @@ async def _run(engines: Engines, settings: ServerSettings, listener: object) -> 
     url = url_of(listener)  # type: ignore[arg-type]
     _log(f"loading {engines.folder} into {engines.copies} engine(s)")
     prompts = PromptMaker(engines.folder, engines.settings.max_images)
-    app = create_app(fleet, prompts, settings, on_failure=lambda error: None)
+    app = create_app(fleet, prompts, settings, on_failure=lambda error: server.fail(error))
     server = FrontServer(
         app,
         fleet,

@@ -73,6 +73,8 @@ class FrontServer:
         on_ready: Called once, when the engines are warm.
         log: Called with one line per event.
         grace: Most seconds that accepted requests get after the first signal.
+
+    Made on the running event loop.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class FrontServer:
         self._grace = grace
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._http = _Http(
             uvicorn.Config(
                 app,
@@ -105,6 +108,11 @@ class FrontServer:
             )
         )
 
+    def fail(self, error: BaseException) -> None:
+        """Ends the server with an error; what `create_app` calls `on_failure`."""
+        if not self._failed.done():
+            self._failed.set_exception(error)
+
     async def run(self, listener: socket.socket) -> int:
         """Runs to the end; gives the exit code.
 
@@ -112,7 +120,7 @@ class FrontServer:
             listener: From `listen`; closed at the end.
 
         Raises:
-            ClefqError: The engines could not be started.
+            ClefqError: The engines could not be started, or what `fail` was given.
         """
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
@@ -121,9 +129,12 @@ class FrontServer:
         life = asyncio.create_task(self._live())
         force = asyncio.create_task(self._force.wait())
         try:
-            await asyncio.wait((life, http, force), return_when=asyncio.FIRST_COMPLETED)
-            if life.done():
-                life.result()  # raises what went wrong
+            await asyncio.wait(
+                (life, http, force, self._failed), return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in (self._failed, life):
+                if task.done():
+                    task.result()  # raises what went wrong
             self._http.should_exit = True
             self._http.force_exit = self._force.is_set()
             await asyncio.wait((http, force), return_when=asyncio.FIRST_COMPLETED)
@@ -133,7 +144,8 @@ class FrontServer:
             life.cancel()
             force.cancel()
             await self._fleet.close()
-            await asyncio.gather(http, life, force, return_exceptions=True)
+            self._failed.cancel()
+            await asyncio.gather(http, life, force, self._failed, return_exceptions=True)
         return FORCED if self._force.is_set() else 0
 
     async def _live(self) -> None:

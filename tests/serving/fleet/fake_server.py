@@ -34,9 +34,14 @@ async def main(port: int, fakes: list[str]) -> int:
     start = Start(folder, ServeSettings(max_length=2048, max_images=0))
     fleet = Fleet(FleetSpec(start, launches, Card(("nano",), "bf16"), timeouts), log)
     settings = ServerSettings(access_log=False)
-    app = create_app(fleet, PromptMaker(folder, 0), settings, on_failure=lambda error: None)
+    prompts = PromptMaker(folder, 0)
+    if os.environ.get("FAKE_SERVER") == "no processor":
+        prompts = PromptMaker(folder, 1)
+        prompts.folder = Path("/nowhere")
+    app = create_app(fleet, prompts, settings, on_failure=lambda error: server.fail(error))
     listener = listen(Address("127.0.0.1", port))
-    return await FrontServer(app, fleet, lambda: log("ready"), log, grace=30).run(listener)
+    server = FrontServer(app, fleet, lambda: log("ready"), log, grace=30)
+    return await server.run(listener)
 
 
 if __name__ == "__main__":

@@ -182,6 +182,14 @@ def test_an_engine_that_does_not_load_ends_the_server_with_one_line() -> None:
     assert output.splitlines()[-1] == "error: engine 1: this GPU is too small. Fix: try less"
 
 
+def test_a_checkpoint_that_lacks_what_requests_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_SERVER", "no processor")
+    with serving({"load": 30}) as server:
+        code, output = server.end()
+    assert code == 2, output
+    assert "error: /nowhere has no processor_config.json" in output
+
+
 def test_no_engine_outlives_a_killed_server(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     with serving({"mark": str(mark), "orphan": True}) as server:
