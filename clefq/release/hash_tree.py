@@ -39,8 +39,12 @@ class HashTree:
 
 
 def files_of(folder: Path) -> list[str]:
-    """Every file below a folder but its `evidence.json`, as relative paths, sorted."""
-    names = (p.relative_to(folder).as_posix() for p in folder.rglob("*") if not p.is_dir())
+    """Every file below a folder but its `evidence.json`, as relative paths, sorted.
+
+    A link to a folder counts as a file: what lies behind it is not in the tree.
+    """
+    paths = (p for p in folder.rglob("*") if p.is_symlink() or not p.is_dir())
+    names = (path.relative_to(folder).as_posix() for path in paths)
     return sorted(name for name in names if name != TREE)
 
 
@@ -89,7 +93,8 @@ def tree_faults(folder: Path, tree: HashTree) -> list[str]:
     there = files_of(folder)
     found += [f"{name} is missing" for name in sorted(tree.files.keys() - set(there))]
     found += [f"{name} is not in {TREE}" for name in there if name not in tree.files]
-    both = [name for name in there if name in tree.files]
+    both = [name for name in there if name in tree.files and (folder / name).is_file()]
+    found += [f"{name} is no file" for name in there if not (folder / name).is_file()]
     digests = in_threads(sha256_file, [folder / name for name in both])
     found += [
         f"{name} was changed"

@@ -170,6 +170,7 @@ def _report_faults(path: Path, folder: Path, found: Verified) -> Iterator[str]:
         )
     apart = list(differences(ours, own))
     yield from (f"{name}: {line}" for line in apart)
+    yield from _gate_faults(document, folder, name)
     if apart:
         return
     if compact_json(ours) != compact_json(_figures(now)):
@@ -181,7 +182,6 @@ def _report_faults(path: Path, folder: Path, found: Verified) -> Iterator[str]:
     # of the fresh document: a stored one has its slices in alphabetical order
     shown = {**now, "verdict": document["verdict"]}
     yield from _view_faults(path.parent, name.removesuffix(REPORT), shown, report)
-    yield from _gate_faults(document, folder, name)
 
 
 def _figures(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,9 @@ import yaml
 from clefq import __version__
 from clefq.console import Console
 from clefq.errors import ClefqError
+from clefq.quantize.audit import audit_checkpoint
+from clefq.quantize.finish import hash_files, served_files
+from clefq.quantize.manifest import MANIFEST
 from clefq.release.bundle import CONFIG
 from clefq.release.card import make_card
 from clefq.release.card_text import compare, read_card
@@ -38,6 +41,8 @@ def verify_published(folder: Path, root: str | None, console: Console) -> Verifi
         evidence = gather(find_place(folder, None, None, ()))
         found.faults += disagreements(evidence)
         found.faults += _file_faults(folder, evidence)
+        found.faults += _audit_faults(folder, evidence)
+        _check_others(folder, evidence, found)
         written = read_card(folder / CARD)
         found.faults += compare(written, make_card(evidence, written.options))
         found.faults += _metric_faults(folder, evidence)
@@ -67,6 +72,40 @@ def _file_faults(folder: Path, evidence: Evidence) -> Iterator[str]:
         copy = folder / ("config.json" if path.name == CONFIG else path.name)
         if copy.is_file() and copy.read_bytes() != path.read_bytes():
             yield f"{copy.name} is not the one in {EVIDENCE}"
+
+
+def _audit_faults(folder: Path, evidence: Evidence) -> Iterator[str]:
+    """What an audit finds here and now must be what the evidence, and so the card, says."""
+    if evidence.audit is None:
+        yield f"{EVIDENCE} holds no audit of {evidence.place.variant}"
+        return
+    stored = {(b["check"], b["subject"], b["message"]) for b in evidence.audit["breaches"]}
+    for breach in audit_checkpoint(folder).breaches:
+        if (breach.check, breach.subject, breach.message) not in stored:
+            yield f"audit: {breach.check}: {breach.subject} {breach.message}"
+
+
+# Files that something loads or runs.
+_LOADED = (
+    ".py", ".so", ".json", ".jinja", ".safetensors", ".bin", ".pt", ".pth", ".pkl", ".gguf",
+)  # fmt: skip
+_OWN = (f"{EVIDENCE}/", "metrics/", "definitions/", f"{PLUGIN}/")
+
+
+def _check_others(folder: Path, evidence: Evidence, found: Verified) -> None:
+    """Files that nothing vouches for: a fault where something would load them, else a note."""
+    known = {CARD, MANIFEST, *(() if evidence.manifest is None else evidence.manifest.files)}
+    others = [n for n in hash_files(folder) if n not in known and not n.startswith(_OWN)]
+    if evidence.manifest is None:
+        # weights, config and tokenizer are covered by the checkpoint's own hash
+        covered = set(served_files(folder))
+        found.notes += [
+            f"{name}: nothing here says what it should be" for name in others if name not in covered
+        ]
+        return
+    loaded = [name for name in others if name.endswith(_LOADED)]
+    found.faults += [f"{name} is no part of what was published" for name in loaded]
+    found.notes += [f"{name}: added by somebody" for name in others if name not in loaded]
 
 
 def _metric_faults(folder: Path, evidence: Evidence) -> Iterator[str]:

@@ -131,6 +131,12 @@ def test_missing_and_added_files(bundle: Path) -> None:
         check(bundle / "nowhere")
 
 
+def test_a_link_to_a_folder_is_not_followed_unseen(bundle: Path, tmp_path: Path) -> None:
+    shutil.copytree(bundle / "report" / EVAL, tmp_path / "elsewhere")
+    (bundle / "report" / "better").symlink_to(tmp_path / "elsewhere")
+    assert "report/better is not in evidence.json" in check(bundle).faults
+
+
 def edit(path: Path, change: Callable[[Any], None], sign: bool = False) -> None:
     value = json.loads(path.read_text("utf-8"))
     change(value)

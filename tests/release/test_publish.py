@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from clefq.parity.report_format import figure
 from clefq.release import verify_published
 from clefq.release.linking import place
 from clefq.release.verify import Verified
-from clefq.store.atomic import sha256_file
+from clefq.store.atomic import read_json, sha256_file, write_json
 from tests.release.conftest import EVAL, Clefq, call
 
 REPO = ("--repo", "me/clef-fp8", "--base-model", "Org/clef")
@@ -123,6 +124,44 @@ def test_one_changed_byte(folder: Path, name: str, monkeypatch: pytest.MonkeyPat
     assert call("bundle", "--verify", folder) == 1
 
 
+@pytest.fixture
+def sound_evidence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own check is tested elsewhere, and takes its time."""
+    sound = Verified(folder / "evidence", root="0" * 64)
+    monkeypatch.setattr(verify_published, "verify", lambda *arguments: sound)
+
+
+@pytest.mark.usefixtures("sound_evidence")
+def test_an_added_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "banner.png").write_bytes(b"x")
+    (folder / ".gitattributes").write_text("* text\n")
+    assert call("bundle", "--verify", folder) == 0
+    assert "banner.png: added by somebody" in capsys.readouterr().out
+    (folder / "modeling_clef.py").write_text("print('hello')\n")
+    assert call("bundle", "--verify", folder) == 1
+    assert "modeling_clef.py is no part of what was published" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("sound_evidence")
+def test_a_forged_audit(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A damaged checkpoint whose recorded audit, and so whose card, says that all is well."""
+    damage(run_folder, float("nan"))
+    out = tmp_path / "out"
+    arguments = ("bundle", run_folder, "--variant", "fp8", "--publish", out)
+    assert call(*arguments, "--despite", "audit") == 0
+    path = out / "evidence" / "models" / "fp8" / "audit.json"
+    body = read_json(path)
+    write_json(path, {**body, "passed": True, "breaches": []})
+    card = (out / "README.md").read_text("utf-8")
+    (out / "README.md").write_text(re.sub(r"> \[!CAUTION\]\n(> .*\n)+", "", card), "utf-8")
+    capsys.readouterr()
+    assert call("bundle", "--verify", out) == 1
+    text = capsys.readouterr().out
+    assert "audit: " in text and "layers.2.mlp.down_proj" in text
+
+
 def test_a_changed_figure_in_the_card(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = folder / "README.md"
     text = path.read_text("utf-8")
@@ -139,7 +178,7 @@ def test_editing_it_leaves_the_run_folder_alone(folder: Path, finished: Path) ->
     assert sha256_file(finished / "models" / "fp8" / "config.json") == before
 
 
-def damage(run: Path) -> None:
+def damage(run: Path, factor: float = 8) -> None:
     """A wrong scale in the checkpoint, recorded and judged as if nothing were."""
     from safetensors.torch import load_file, save_file
 
@@ -150,7 +189,7 @@ def damage(run: Path) -> None:
     folder = run / "models" / "fp8"
     tensors = load_file(folder / "model.safetensors")
     name = "model.language_model.layers.2.mlp.down_proj.weight_scale"
-    tensors[name] = tensors[name] * 8
+    tensors[name] = tensors[name] * factor
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     from dataclasses import replace
 
@@ -180,6 +219,12 @@ def test_a_failed_audit_is_not_published_unless_the_card_says_so(
     assert call("card", out, "--check") == 0
     # the warning is part of what is checked
     (out / "README.md").write_text(card.replace("FAILED its audit", "passed its audit"), "utf-8")
+    assert call("card", out, "--check") == 1
+    # as is that it was published in spite of it
+    warning = re.compile(r"> \[!CAUTION\]\n(> .*\n)+")
+    assert warning.search(card)
+    bare = warning.sub("", card).replace('"overrides": ["audit"]', '"overrides": []')
+    (out / "README.md").write_text(bare, "utf-8")
     assert call("card", out, "--check") == 1
 
 
