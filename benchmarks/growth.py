@@ -51,13 +51,11 @@ class Series:
     Attributes:
         prepare: Size → the work, set up; what it needs is not measured.
         sizes: What is doubled.
-        of: Name of the size.
         memory_grows: Whether memory is expected to grow.
     """
 
     prepare: Callable[[int], Work]
     sizes: tuple[int, ...]
-    of: str
     memory_grows: bool = True
 
 
@@ -228,21 +226,17 @@ def build_records(records: int) -> Work:
 
 
 SERIES = {
-    "encoding, records": Series(encoding(short_records), doubling(100), "records"),
-    "encoding, tokens": Series(encoding(long_state), doubling(16_000), "tokens of a state"),
-    "encoding, questions": Series(encoding(many_questions), doubling(64), "questions of a record"),
-    "encoding, options": Series(encoding(many_options), doubling(256), "options of a question"),
-    "head, records": Series(head(lambda n: [prompt(512, [4, 2])] * n), doubling(8), "records"),
-    "head, tokens": Series(head(lambda n: [prompt(n, [4, 2])]), doubling(4096), "tokens"),
-    "head, questions": Series(
-        head(lambda n: [prompt(16_384, [3] * n)]), doubling(8), "questions of a record"
-    ),
-    "head, options": Series(
-        head(lambda n: [prompt(16_384, [n])]), doubling(32), "options of a question"
-    ),
-    "quantize, layers": Series(quantize_layers, doubling(4), "layers", memory_grows=False),
-    "parity, records": Series(parity_records, doubling(1000), "records"),
-    "build, records": Series(build_records, doubling(1000), "records"),
+    "encoding, records": Series(encoding(short_records), doubling(100)),
+    "encoding, tokens": Series(encoding(long_state), doubling(16_000)),
+    "encoding, questions": Series(encoding(many_questions), doubling(64)),
+    "encoding, options": Series(encoding(many_options), doubling(256)),
+    "head, records": Series(head(lambda n: [prompt(512, [4, 2])] * n), doubling(8)),
+    "head, tokens": Series(head(lambda n: [prompt(n, [4, 2])]), doubling(4096)),
+    "head, questions": Series(head(lambda n: [prompt(16_384, [3] * n)]), doubling(8)),
+    "head, options": Series(head(lambda n: [prompt(16_384, [n])]), doubling(32)),
+    "quantize, layers": Series(quantize_layers, doubling(4), memory_grows=False),
+    "parity, records": Series(parity_records, doubling(1000)),
+    "build, records": Series(build_records, doubling(1000)),
 }
 SCRATCH = Path()
 

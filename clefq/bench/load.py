@@ -196,8 +196,8 @@ class _Driver:
             due += self._draw.expovariate(rate)
             if due >= self._run.end:
                 break
-            if (wait := due - time.perf_counter()) > 0:
-                await asyncio.sleep(wait)
+            # also where it is late already: what is in flight must go on
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
             task = asyncio.create_task(self._arrive(due, idle, places))
             running.add(task)
             task.add_done_callback(running.discard)
