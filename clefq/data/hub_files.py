@@ -17,6 +17,7 @@ from typing import Any
 
 from clefq.data.sources.base import HubFiles, Source
 from clefq.errors import DefinitionError, MissingDependencyError
+from clefq.store.atomic import sha256_bytes
 
 DATA_DIR_VARIABLE = "CLEFQ_DATA_DIR"
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
@@ -142,6 +143,8 @@ def fetch(source: Source, splits: Sequence[str], work: Path) -> Path:
     files = source.hub_files
     assert files.path is not None and files.revision is not None
     wanted = [name for split in splits for layout in source.splits[split] for name in layout]
+    # what was unpacked of another commit is not this one's
+    work = work / sha256_bytes(f"{files.path}@{files.revision}".encode())[:12]
     archive = [] if files.archive is None else [files.archive]
     names = None if files.whole else [*dict.fromkeys(wanted), *archive]
     folder = _download(files, names)
@@ -186,8 +189,12 @@ def _unpacked(folder: Path, files: HubFiles, wanted: Sequence[str], work: Path) 
                 for member in tar:
                     content = tar.extractfile(member) if member.isfile() else None
                     if content is not None:  # by its last name alone: no path leads elsewhere
-                        with (images / PurePosixPath(member.name).name).open("wb") as image:
+                        with (images / PurePosixPath(member.name).name).open("xb") as image:
                             shutil.copyfileobj(content, image)
+        except FileExistsError as error:
+            raise DefinitionError(
+                f"{archive} holds two images called {Path(error.filename).name}."
+            ) from error
         except (tarfile.TarError, EOFError) as error:
             raise DefinitionError(f"{archive} is no whole tar file.") from error
         (work / _DONE).touch()

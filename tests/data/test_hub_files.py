@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from clefq.data.definition import load_definition
-from clefq.data.hub_files import HubChoice, find_place
+from clefq.data.hub_files import HubChoice, choose, fetch, find_place
 from clefq.data.sources import SOURCES
 from clefq.errors import DefinitionError
 from clefq.store.atomic import sha256_file
@@ -100,6 +100,35 @@ def test_fetched_and_local_files_give_the_same_set(
         assert (info.origin, info.revision) == ("hub", pinned or COMMIT)
         assert info.files
     assert not list(fetched.path.parent.glob(".*"))
+
+
+def test_what_was_unpacked_of_another_commit_is_not_used(
+    hub: Callable[[Path], Asked], tmp_path: Path
+) -> None:
+    """A stopped build leaves its working folder; the definition may name another commit then."""
+    found = []
+    for number in range(2):
+        repository = tmp_path / f"repository-{number}"
+        (repository / "photos").mkdir(parents=True)
+        (repository / "photos" / "a.jpg").write_text(f"photo {number}")
+        (repository / "dataset_flickr30k.json").write_text("{}")
+        with tarfile.open(repository / "flickr30k-images.tar", "w") as tar:
+            tar.add(repository / "photos", "photos")
+        hub(repository)
+        source = choose(SOURCES["flickr30k"], HubChoice("some/one", f"{number}" * 40))
+        folder = fetch(source, ["test"], tmp_path / "work")
+        found.append((folder / source.hub_files.unpacked / "a.jpg").read_text())
+    assert found == ["photo 0", "photo 1"]
+
+
+def test_two_images_of_one_name_are_refused(hub: Callable[[Path], Asked], tmp_path: Path) -> None:
+    repository = flickr_tar(tmp_path / "repository")
+    with tarfile.open(repository / "flickr30k-images.tar", "a") as tar:
+        tar.add(FIXTURES / "flickr30k" / "flickr30k-images", "another/place")
+    hub(repository)
+    source = choose(SOURCES["flickr30k"], HubChoice("some/one", COMMIT))
+    with pytest.raises(DefinitionError, match="two images called"):
+        fetch(source, ["test"], tmp_path / "work")
 
 
 def test_every_source_of_files_is_tested_here() -> None:
