@@ -92,6 +92,8 @@ class Sample:
         worst: Of `Verdict`.
         retry_after: Whether a refusal said when to come back.
         timing: `Server-Timing` as it was sent.
+        late: Seconds from due to when the generator got to it (open loop): its own fault, while
+            waiting for a connection is the server's.
     """
 
     due: float
@@ -103,6 +105,7 @@ class Sample:
     worst: float | None = None
     retry_after: bool = False
     timing: str = ""
+    late: float = 0.0
 
 
 @dataclass(slots=True)
@@ -206,26 +209,26 @@ class _Driver:
             connection.close()
 
     async def _arrive(self, due: float, idle: list[Connection], places: asyncio.Semaphore) -> None:
-        left = due + self._spec.timeout - time.perf_counter()
+        late = time.perf_counter() - due
         try:
-            async with asyncio.timeout(max(0.0, left)):
+            async with asyncio.timeout(max(0.0, self._spec.timeout - late)):
                 await places.acquire()
         except TimeoutError:
             now = time.perf_counter()
-            self._run.samples.append(Sample(due, now, now, "timeout"))
+            self._run.samples.append(Sample(due, now, now, "timeout", late=late))
             return
         # the one that was used last is the least likely to have been closed meanwhile
         connection = idle.pop() if idle else Connection(self._target.address)
         try:
-            await self._ask(connection, due)
+            await self._ask(connection, due, late)
         finally:
             idle.append(connection)
             places.release()
 
-    async def _ask(self, connection: Connection, due: float) -> Reply | None:
+    async def _ask(self, connection: Connection, due: float, late: float = 0.0) -> Reply | None:
         index = self._next()
         sent = time.perf_counter()
-        sample = Sample(due, sent, sent, "")
+        sample = Sample(due, sent, sent, "", late=late)
         self._run.samples.append(sample)
         reply = None
         try:

@@ -14,6 +14,8 @@ from clefq.bench.timing import Summary, summary
 OK = "200"
 # From here on the generator itself may be what is measured.
 BUSY = 0.7
+# Share of the latency that may be the generator's own.
+LATE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,8 @@ class LoadRow:
         worst: Largest difference from an expected probability.
         server_timing: Part → median seconds, as the server says; empty where it says nothing.
         generator_busy: CPU seconds per second of the load generator; near 1 it is the limit.
-        generator_lag_p99: Seconds by which requests were sent late (open loop), else None.
+        generator_lag_p99: Seconds by which the generator was late for a request (open loop), else
+            None. Timers alone make it about a millisecond; it is part of the latency.
     """
 
     load: str
@@ -110,7 +113,7 @@ def row_of(run: Run) -> LoadRow:
         worst=max(worst, default=None),
         server_timing=_timings(answered),
         generator_busy=run.cpu / run.wall,
-        generator_lag_p99=summary([s.sent - s.due for s in due]).p99 if open_loop and due else None,
+        generator_lag_p99=summary([s.late for s in due]).p99 if open_loop and due else None,
     )
 
 
@@ -147,6 +150,12 @@ def warnings_of(rows: Sequence[LoadRow]) -> list[str]:
             found.append(
                 f"{row.load}: the load generator used {row.generator_busy:.0%} of a core: it may "
                 "be the limit, not the server"
+            )
+        lag = row.generator_lag_p99
+        if lag is not None and row.latency is not None and lag > LATE * row.latency.p99:
+            found.append(
+                f"{row.load}: the load generator itself was up to {1e3 * lag:,.0f} ms late (p99): "
+                "the latency is partly its own"
             )
         if row.latency is not None and row.latency.count < 100:
             found.append(f"{row.load}: {row.latency.count} answers, so p99 is the slowest of them")

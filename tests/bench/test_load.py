@@ -285,6 +285,16 @@ def test_a_request_belongs_to_the_time_in_which_it_was_due() -> None:
     assert "90% of a core" in warnings_of([row])[0]
 
 
+def test_a_generator_that_is_late_says_so() -> None:
+    late = [Sample(12.0, 12.4, 12.6, "200", late=0.4) for _ in range(100)]
+    waiting = [Sample(12.0, 12.4, 12.6, "200", late=0.001) for _ in range(100)]
+    calm = {"load": Load(rate=10.0)}
+    assert "itself was up to 400 ms late" in " ".join(warnings_of([row_of(run_of(late, **calm))]))
+    row = row_of(run_of(waiting, **calm))
+    assert row.generator_lag_p99 == 0.001
+    assert "late" not in " ".join(warnings_of([row]))
+
+
 def test_a_run_without_an_answer_has_no_percentiles() -> None:
     row = row_of(run_of([Sample(12.0, 12.0, 13.0, "429", retry_after=True)]))
     assert row.latency is None
