@@ -256,6 +256,7 @@ def _bf16_bytes(spec: SweepSpec) -> int:
 def _paired(
     run: Path | None, eval_set: str, variant: str, others: list[str]
 ) -> list[PairedDifference]:
+    from clefq.cli.slots import Slot, check_file
     from clefq.engines.models import find_set
     from clefq.sensitivity.paired import paired_difference
     from clefq.store.predictions import read_predictions
@@ -263,20 +264,33 @@ def _paired(
     from clefq.store.sets import open_set
 
     folder = RunFolder.find(run)
-
-    name = open_set(find_set(eval_set, folder)).name
+    opened = open_set(find_set(eval_set, folder))
+    names = (BASELINE, variant, *others)
+    for name in names:
+        model = folder.model(name) if folder.model(name).is_dir() else None
+        path = folder.predictions(opened.name, name)
+        check_file(Slot(name, path, name, model, in_run=True), opened.path)
     baseline, ours, *theirs = (
-        read_predictions(folder.predictions(name, each)) for each in (BASELINE, variant, *others)
+        read_predictions(folder.predictions(opened.name, name)) for name in names
     )
     found = [paired_difference(baseline, ours, other) for other in theirs]
+    sha = opened.sha256()
+    searched = [name for name in names if _was_searched(folder.model(name), sha)]
     return [
         replace(
             item,
             nbytes=_checkpoint_bytes(folder.model(item.variant)),
             other_nbytes=_checkpoint_bytes(folder.model(item.other)),
+            searched=tuple(name for name in searched if name in (item.variant, item.other)),
         )
         for item in found
     ]
+
+
+def _was_searched(folder: Path, set_sha256: str) -> bool:
+    """Whether a checkpoint's recipe says that it was searched on a set."""
+    path = folder / "recipe.yaml"
+    return path.is_file() and set_sha256 in path.read_text(encoding="utf-8", errors="replace")
 
 
 def _checkpoint_bytes(folder: Path) -> int | None:

@@ -93,9 +93,12 @@ class Judge:
         return Measured(Damage(**dict(zip(names, metrics, strict=True))), values.kl)
 
     def mean_kl(self, per_question: Sequence[float | None]) -> Metric:
-        """The mean of values per question in canonical order, with its clustered interval."""
+        """The mean of values per question in canonical order, with its clustered interval.
+
+        Without an estimate where one is None: infinite, or a question without a finite answer.
+        """
         pairs, _ = self._pair(None)
-        values = np.array([np.nan if v is None else v for v in per_question], dtype=np.float64)
+        values = np.array([np.inf if v is None else v for v in per_question], dtype=np.float64)
         return mean_metric(values, pairs, sampling_of(pairs, self._spec))
 
     def _pair(self, results: Iterable[RecordResult] | None) -> tuple[PairedSet, QuestionValues]:

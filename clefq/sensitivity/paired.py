@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from clefq.errors import PredictionsError
 from clefq.parity.divergences import question_values
 from clefq.parity.figures import indices, pending_figure, resolve
 from clefq.parity.gate_files import load_gates
@@ -34,6 +35,7 @@ class PairedDifference:
         accuracy: Difference of accuracy, where there is gold; positive means better.
         nbytes: Bytes of `variant`'s checkpoint, or None where it is not known.
         other_nbytes: Bytes of the other's.
+        searched: Which of the two have a recipe that was searched on this very set.
     """
 
     variant: str
@@ -44,6 +46,7 @@ class PairedDifference:
     accuracy: Metric
     nbytes: int | None = None
     other_nbytes: int | None = None
+    searched: tuple[str, ...] = ()
 
     @property
     def fair(self) -> bool | None:
@@ -68,7 +71,13 @@ def paired_difference(
     """
     pairs = join(baseline, variant)
     others = join(baseline, other)
-    join(variant, other)  # the same questions, or an error that names the first that differs
+    join(variant, other)  # options and gold that differ are an error
+    for name in ("record_ids", "question_ids", "record_index"):
+        if not np.array_equal(getattr(pairs, name), getattr(others, name)):
+            raise PredictionsError(
+                f"the baseline lacks questions of {variant.meta.variant} or {other.meta.variant}.",
+                fix="predict it again on this set.",
+            )
     ours, theirs = question_values(pairs), question_values(others)
     valid = ours.valid & theirs.valid
     gold = ours.has_gold

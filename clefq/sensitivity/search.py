@@ -45,8 +45,11 @@ class Costs:
         """Mean KL of one block alone; inf where it has none."""
         if form == BF16:
             return 0.0
-        estimate = self.stored[block, form].result.damage.kl.estimate
-        return math.inf if estimate is None else estimate
+        damage = self.stored[block, form].result.damage
+        estimate = damage.kl.estimate
+        # a question that the block leaves without a finite answer has no KL, but is no gain
+        unanswered = damage.kl.n_questions < damage.agreement.n_questions
+        return math.inf if estimate is None or unanswered else estimate
 
     def total_kl(self, layout: Layout) -> float:
         """Predicted KL of a layout."""

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from click.testing import Result
+from rich.console import Console
 from typer.testing import CliRunner
 
 from clefq.cli.main import app
-from clefq.errors import PredictionsError
+from clefq.cli.sensitivity import _was_searched
+from clefq.errors import InputError, PredictionsError
 from clefq.sensitivity.paired import paired_difference
-from clefq.sensitivity.report_text import signed
+from clefq.sensitivity.report_text import paired_text, signed
 from clefq.store.predictions import Predictions, PredictionsMeta, write_predictions
+from clefq.store.sets import open_set
 
 RECORDS, EACH = 80, 3
 
@@ -114,25 +120,54 @@ def test_other_sets_are_refused() -> None:
         paired_difference(BASE, GOOD, other)
 
 
-def test_the_command_reads_the_run_folder(tmp_path: Path, set_path: Path) -> None:
+def test_questions_that_the_baseline_lacks_are_not_taken_for_each_other() -> None:
+    """Each variant answers one that the other lacks: as many, but not the same."""
+    base = Predictions(BASE.meta, BASE.frame[2:])
+    good = Predictions(GOOD.meta, GOOD.frame.drop(index=0))
+    bad = Predictions(BAD.meta, BAD.frame.drop(index=1))
+    with pytest.raises(PredictionsError, match="the baseline lacks questions"):
+        paired_difference(base, good, bad)
+
+
+def call(root: Path, set_path: Path, sha: str) -> Result:
     for side in (BASE, GOOD, BAD):
-        path = tmp_path / "predictions" / "tiny" / f"{side.meta.variant}.parquet"
-        write_predictions(path, side.frame, side.meta)
-    done = CliRunner().invoke(
-        app,
-        [
-            "sensitivity",
-            "good",
-            "--eval",
-            str(set_path),
-            "--compare",
-            "bad",
-            "--run",
-            str(tmp_path),
-        ],
-    )
+        path = root / "predictions" / "tiny" / f"{side.meta.variant}.parquet"
+        write_predictions(path, side.frame, replace(side.meta, eval_set_sha256=sha))
+    options = ["--eval", str(set_path), "--compare", "bad", "--run", str(root)]
+    return CliRunner().invoke(app, ["sensitivity", "good", *options])
+
+
+def test_predictions_of_another_state_of_the_set_are_refused(
+    tmp_path: Path, set_path: Path
+) -> None:
+    done = call(tmp_path, set_path, "c" * 64)
+    assert isinstance(done.exception, InputError)
+    assert "made on another set" in done.exception.message
+
+
+def test_the_command_reads_the_run_folder(tmp_path: Path, set_path: Path) -> None:
+    sha = open_set(set_path).sha256()
+    done = call(tmp_path, set_path, sha)
     assert done.exit_code == 0, done.output
     assert "good minus each other, 240 questions" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
+    sides = (
+        replace(side, meta=replace(side.meta, eval_set_sha256=sha)) for side in (BASE, GOOD, BAD)
+    )
+    assert signed(paired_difference(*sides).kl, 1000, 3) in done.stdout
+    assert "searched on" not in done.stdout
+
+
+def test_a_variant_that_was_searched_on_the_set_is_said_to_be() -> None:
     found = paired_difference(BASE, GOOD, BAD)
-    assert signed(found.kl, 1000, 3) in done.stdout
+    console = Console(width=80, file=StringIO())
+    console.print(paired_text([replace(found, searched=("good",))]))
+    assert "good was searched on this very set" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_recipe_says_on_which_set_it_was_searched(tmp_path: Path) -> None:
+    sha = "d" * 64
+    assert not _was_searched(tmp_path, sha)
+    (tmp_path / "recipe.yaml").write_text(f"# eval set  tiny, {sha}, 10 records\n")
+    assert _was_searched(tmp_path, sha)
+    assert not _was_searched(tmp_path, "e" * 64)
