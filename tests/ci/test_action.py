@@ -123,6 +123,13 @@ def test_a_fault_is_said_in_the_summary(runner: Runner, eval_set: Path) -> None:
     assert found.used == []
 
 
+def test_what_fails_before_the_gate_is_an_error_too(runner: Runner, eval_set: Path) -> None:
+    found = call(runner, eval_set / "gone", candidate=str(WEIGHTS), artifact="")
+    assert "Quantize, audit, predict, judge" not in found.scripts
+    assert found.code == 2
+    assert found.outputs == {"verdict": "error", "exit-code": "2"}
+
+
 def test_every_input_is_used_and_every_variable_is_an_option() -> None:
     import typer
 
