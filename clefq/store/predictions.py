@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from pathlib import Path
@@ -107,8 +107,7 @@ class PredictionsMeta:
             found.append(
                 f"arithmetic is {self.arithmetic!r}, expected one of {', '.join(ARITHMETIC)}"
             )
-        if not can_name_folder(self.eval_set):
-            found.append(f"eval_set {self.eval_set!r} cannot be a folder's name")
+        found += self._name_faults()
         if self.max_length < 1:
             found.append(f"max_length is {self.max_length}, expected at least 1")
         if not _HEX64.fullmatch(self.eval_set_sha256):
@@ -123,6 +122,14 @@ class PredictionsMeta:
         except (ValueError, TypeError):
             found.append(f"created_at is {self.created_at!r}, expected RFC 3339")
         return found
+
+    def _name_faults(self) -> Iterator[str]:
+        """Both name folders of reports: none may lead elsewhere."""
+        if not can_name_folder(self.eval_set):
+            yield f"eval_set {self.eval_set!r} cannot be a folder's name"
+        # a server's own names may hold what a set's must not, such as a colon
+        if self.variant in ("", ".", "..") or "/" in self.variant or "\\" in self.variant:
+            yield f"variant {self.variant!r} cannot be a folder's name"
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,6 +214,9 @@ def test_malformed_frames_are_not_written(tmp_path):
         ({"eval_set": "../elsewhere"}, "folder"),
         ({"eval_set_sha256": "z" * 64}, "hex"),
         ({"max_length": -1}, "max_length"),
+        ({"variant": "../up"}, "variant"),
+        ({"variant": "/tmp/x"}, "variant"),
+        ({"variant": ""}, "variant"),
     ],
 )
 def test_metadata_faults(changes, word):
