@@ -25,7 +25,7 @@ _SECONDS = (
 )  # fmt: skip
 _TOKENS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 # Gauges of a backend that only ever grow.
-_COUNTERS = ("engine_restarts",)
+_COUNTERS = ("engine_restarts", "prompts_retried", "prompts_unanswered", "prompts_aborted")
 _KEY = re.compile(r"(?P<name>[a-z][a-z0-9_]*)(?:\{(?P<label>[^{}]*)\})?")
 
 
@@ -144,6 +144,9 @@ _HELP = {
     "engines": "Engines that this server runs.",
     "engines_alive": "Engines that answer.",
     "engine_restarts": "Engines that died and were started again.",
+    "prompts_retried": "Prompts asked again because an engine died.",
+    "prompts_unanswered": "Prompts answered 503: deadline, or two engines lost.",
+    "prompts_aborted": "Prompts whose client went away.",
     "in_flight": "Requests that an engine has.",
     "waiting": "Requests that wait for an engine.",
 }

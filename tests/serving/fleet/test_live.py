@@ -209,8 +209,8 @@ def test_a_killed_core_costs_nobody_an_answer(
     assert set(statuses) <= {200, 503}
     assert statuses.count(200) > 32
     assert statuses[-1] == 200
-    assert live.gauge("prompts_retried") > 0
-    assert live.gauge("prompts_unanswered") == 0
+    assert live.gauge("prompts_retried_total") > 0
+    assert live.gauge("prompts_unanswered_total") == 0
     assert not running(core)
 
 
