@@ -99,6 +99,7 @@ def command(
     Interrupted, the same command continues. A record that is too long, or whose logits are not
     finite, becomes rows with an error; the coverage gate judges them.
     """
+    from clefq.cli.comparison import find_run
     from clefq.console import Console
     from clefq.engines.base import EngineSpec
     from clefq.engines.predict import predict_set
@@ -117,7 +118,7 @@ def command(
         tensor_parallel=tp,
     )
     choice = _Choice(model, variant, eval_set, parse_engine(engine), url, out)
-    folder = run_folder(run)
+    folder = find_run(run)
     job = _job(choice, spec, folder)
     summary = predict_set(job, console)
     console.result(_json(summary), _text(summary, job, folder))
@@ -160,19 +161,6 @@ def _job(choice: _Choice, spec: EngineSpec, run: RunFolder | None) -> PredictJob
             )
         out = run.predictions(open_set(set_path).name, model.variant)
     return PredictJob(model, set_path, out, choice.engine, spec, choice.url)
-
-
-def run_folder(run: Path | None) -> RunFolder | None:
-    """The run folder, or None where the user works without one."""
-    from clefq.errors import InputError
-    from clefq.store.run import RunFolder
-
-    try:
-        return RunFolder.find(run)
-    except InputError:
-        if run is not None:
-            raise
-        return None
 
 
 def _json(summary: PredictSummary) -> dict[str, object]:

@@ -171,14 +171,14 @@ class _Names:
     run: Path | None
 
     def spec(self, schemes: str, engine: EngineSpec, records: int | None, memory: int) -> SweepSpec:
-        from clefq.cli.predict import run_folder
+        from clefq.cli.comparison import find_run
         from clefq.engines.models import find_model, find_set
         from clefq.errors import InputError
         from clefq.sensitivity.blocks import parse_schemes
         from clefq.sensitivity.session import SweepSpec
         from clefq.store.sets import open_set
 
-        folder = run_folder(self.run)
+        folder = find_run(self.run)
         model = find_model(self.model, folder)
         eval_set = find_set(self.eval_set, folder)
         out = self.out

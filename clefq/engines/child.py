@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from clefq.console import Console
 from clefq.errors import ClefqError, ExitCode
@@ -54,32 +54,48 @@ def run_child(python: Path, module: str, job: Any, console: Console, what: str) 
     if _RESULT in reply:
         return reply[_RESULT]
     if "error" in reply:
-        error = ClefqError(reply["error"], fix=reply["fix"], faults=reply["faults"])
-        error.exit_code = ExitCode(reply["exit_code"])
-        raise error
+        raise error_from_json(reply)
     raise ClefqError(
         f"{what} ended with exit code {child.returncode} and no result.",
         fix="read its messages above; the same command resumes.",
     )
 
 
+def take_stdout() -> TextIO:
+    """The real stdout, for answers alone.
+
+    Engines and their own processes print to stdout as they please: from now on that is stderr.
+    """
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return answers
+
+
+def error_to_json(error: ClefqError) -> dict[str, Any]:
+    """An error as the child's answer."""
+    return {
+        "error": error.message,
+        "fix": error.fix,
+        "faults": list(error.faults),
+        "exit_code": int(error.exit_code),
+    }
+
+
+def error_from_json(value: dict[str, Any]) -> ClefqError:
+    """The error that `error_to_json` wrote."""
+    error = ClefqError(value["error"], fix=value["fix"], faults=value["faults"])
+    error.exit_code = ExitCode(value["exit_code"])
+    return error
+
+
 def answer_parent(work: Callable[[Any, Console], Any]) -> int:
     """The child's main: reads the job, does the work, answers; returns the exit code."""
     job = json.load(sys.stdin)
-    # Engines and their own processes print to stdout as they please: all of that goes to stderr,
-    # and the answer to the real stdout.
-    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
+    answer = take_stdout()
     try:
         result = work(job, Console(quiet="--quiet" in sys.argv))
     except ClefqError as error:
-        reply: dict[str, Any] = {
-            "error": error.message,
-            "fix": error.fix,
-            "faults": list(error.faults),
-            "exit_code": int(error.exit_code),
-        }
-        print(json.dumps(reply), file=answer, flush=True)
+        print(json.dumps(error_to_json(error)), file=answer, flush=True)
         return int(error.exit_code)
     except KeyboardInterrupt:
         return 130

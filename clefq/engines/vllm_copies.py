@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from clefq.clef.records import record_to_json
 from clefq.engines.base import EngineInfo, EngineSpec, RecordResult
+from clefq.engines.child import error_from_json
 from clefq.engines.journal import result_from_json
 from clefq.engines.vllm_engine import MAX_IMAGES, encode_jobs, serve_settings
-from clefq.errors import ClefqError, ExitCode
+from clefq.errors import ClefqError
 from clefq.serving.fleet.devices import engine_environments, visible_gpus
 from clefq.serving.prompts import PromptMaker
 
@@ -163,7 +164,5 @@ class _Child:
             )
         reply = json.loads(line)
         if "error" in reply:
-            error = ClefqError(reply["error"], fix=reply["fix"], faults=reply["faults"])
-            error.exit_code = ExitCode(reply["exit_code"])
-            raise error
+            raise error_from_json(reply)
         return reply

@@ -7,7 +7,6 @@ is a window of records, answered by a line of results on stdout. It ends with it
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -15,15 +14,14 @@ from typing import Any
 
 from clefq.clef.records import parse_record
 from clefq.engines.base import EngineSpec
+from clefq.engines.child import error_to_json, take_stdout
 from clefq.engines.journal import result_to_json
 from clefq.errors import ClefqError
 
 
 def main() -> int:
     """Runs until stdin ends; gives the exit code."""
-    # vLLM prints to stdout as it pleases: that goes to stderr, the answers to the real stdout
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
+    answers = take_stdout()
 
     def answer(value: Any) -> None:
         print(json.dumps(value), file=answers, flush=True)
@@ -32,14 +30,7 @@ def main() -> int:
     try:
         _serve(job, answer)
     except ClefqError as error:
-        answer(
-            {
-                "error": error.message,
-                "fix": error.fix,
-                "faults": list(error.faults),
-                "exit_code": int(error.exit_code),
-            }
-        )
+        answer(error_to_json(error))
         return int(error.exit_code)
     except KeyboardInterrupt:
         return 130

@@ -10,9 +10,10 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from clefq.parity.report_format import figure, short_hash
+from clefq.console import size_text
+from clefq.parity.report_format import NONE, figure, short_hash
 from clefq.sensitivity.report_plots import front_plot, heat_map
-from clefq.sensitivity.report_text import NONE, milli, short, size_text
+from clefq.sensitivity.report_text import milli, short
 from clefq.sensitivity.schema import BlockResult, LayoutResult, Sensitivity, searched, worst_first
 
 

@@ -10,7 +10,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from clefq.console import size_text
 from clefq.parity.metric import Metric
+from clefq.parity.report_format import NONE
 from clefq.sensitivity.paired import PairedDifference
 from clefq.sensitivity.schema import (
     RECIPE_FILE,
@@ -23,7 +25,6 @@ from clefq.sensitivity.schema import (
 )
 
 MOST_ROWS = 16
-NONE = "–"
 
 
 def report_text(found: Sensitivity, out: Path, model: str) -> RenderableType:
@@ -120,11 +121,6 @@ def short(value: float, digits: int = 3) -> str:
         return "0"
     whole = math.floor(math.log10(value)) + 1
     return f"{value:,.{min(3, max(0, digits - whole))}f}"
-
-
-def size_text(count: int) -> str:
-    """Bytes for people."""
-    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.2f} MB"
 
 
 def _table(title: str, gap: int = 2) -> Table:
