@@ -14,7 +14,6 @@ from clefq.cli.options import Json, Quiet, Run
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
 
     from rich.console import RenderableType
 
@@ -188,7 +187,7 @@ def command(
     timeouts = Timeouts(request=request_timeout, stall=engine_timeout)
     from clefq.serving.fleet.assembly import Engines
     from clefq.serving.fleet.server import Address
-    from clefq.serving.http.settings import ServerSettings, limits_from
+    from clefq.serving.http.settings import ServerSettings, limits_from, tokens_from
 
     engines = Engines(
         folder=found.folder,
@@ -203,7 +202,7 @@ def command(
         dialect=dialect,  # type: ignore[arg-type]  # checked there
         truncate_state=truncate_state,
         limits=limits_from([f"max_images={max_images}", *(limit or ())]),
-        bearer_tokens=tokens(token or (), token_file),
+        bearer_tokens=tokens_from(token or (), os.environ.get(TOKEN_VARIABLE), token_file),
         max_pending=max_queue,
         answer_seconds=timeouts.request,
         access_log=access_log,
@@ -245,41 +244,16 @@ def hand_over(console: Console) -> None:
 
 def find(model: str, run: Path | None) -> ModelRef:
     """The model that a name means; `nano` is the bundled one unless there is another so called."""
-    from clefq.cli.predict import run_folder
+    from clefq.cli.comparison import find_run
     from clefq.engines.models import ModelRef, find_model
 
-    folder = run_folder(run)
+    folder = find_run(run)
     taken = Path(model).is_dir() or (folder is not None and model in folder.variants())
     if model == NANO and not taken:
         import clefq.nano
 
         return ModelRef(Path(clefq.nano.__file__).parent / "weights", NANO, None, NANO)
     return find_model(model, folder)
-
-
-def tokens(given: list[str] | tuple[str, ...], file: Path | None) -> tuple[str, ...]:
-    """Bearer tokens from options, file and environment.
-
-    Raises:
-        InputError: The file cannot be read, or holds none.
-    """
-    from clefq.errors import InputError
-
-    found = [*given]
-    variable = os.environ.get(TOKEN_VARIABLE)
-    if variable:
-        found.append(variable)
-    if file is not None:
-        try:
-            lines = file.read_text(encoding="utf-8").split()
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise InputError(f"cannot read --token-file {file}: {reason}.") from error
-        if not lines:
-            # an empty file must not mean an open server
-            raise InputError(f"--token-file {file} holds no token.", fix="one token a line.")
-        found += lines
-    return tuple(dict.fromkeys(found))
 
 
 def _print_vllm_command(folder: Path, settings: ServeSettings, console: Console) -> None:
@@ -305,27 +279,14 @@ def _serve(wanted: _Wanted, console: Console) -> int:
     return asyncio.run(_run(wanted, plan, listener, console))
 
 
-def logger(console: Console) -> Callable[[str], None]:
-    """Prints what happens to stderr, a line each with its time; nothing with `--quiet`."""
-    from datetime import datetime
-
-    def log(line: str) -> None:
-        if not console.quiet:
-            now = datetime.now().astimezone().isoformat(timespec="seconds")
-            sys.stderr.write(f"{now} {line}\n")
-            sys.stderr.flush()
-
-    return log
-
-
 async def _run(wanted: _Wanted, plan: Plan, listener: socket.socket, console: Console) -> int:
-    from clefq.serving.fleet.server import FrontServer, url_of
+    from clefq.serving.fleet.server import FrontServer, log_line, url_of
     from clefq.serving.http.app import create_app
     from clefq.serving.http.observation import access_log_to
     from clefq.serving.prompts import PromptMaker
 
     access_log_to()
-    log = logger(console)
+    log = (lambda line: None) if console.quiet else log_line
     fleet = plan.fleet(log)
     url = url_of(listener)
     count = wanted.engines.copies
@@ -403,7 +364,7 @@ def _lines(wanted: _Wanted, fleet: Fleet, url: str) -> list[tuple[str, str]]:
             f"{info.max_length:,} tokens, {images}, {wanted.server.max_pending} requests at a time",
         ),
     ]
-    if str(info.arithmetic) == "w8a16":
+    if info.arithmetic == "w8a16":
         lines.append(("warning", "no FP8 kernels here: activations stay BF16, not the scheme"))
     if not wanted.server.bearer_tokens and not _is_loopback(wanted.address.host):
         lines.append(("warning", "open to the network and no --token asked for"))

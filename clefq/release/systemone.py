@@ -13,16 +13,15 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 
 from clefq import __version__
 from clefq.clef.encoding import DEFAULT_MAX_LENGTH
-from clefq.errors import ClefqError, InputError, MissingDependencyError
+from clefq.errors import ClefqError, MissingDependencyError
 from clefq.serving.fleet.assembly import Engines, plan_fleet
 from clefq.serving.fleet.spec import Timeouts
-from clefq.serving.http.settings import ServerSettings
+from clefq.serving.http.settings import ServerSettings, tokens_from
 from clefq.serving.settings import GDN_BACKENDS, ServeSettings
 
 PROGRAM = "clef-systemone"
@@ -80,7 +79,7 @@ def serve(given: argparse.Namespace) -> int:
         verbose=given.verbose,
     )
     server = ServerSettings(
-        bearer_tokens=_tokens(given.token_file),
+        bearer_tokens=tokens_from((), os.environ.get(TOKEN_VARIABLE), given.token_file),
         truncate_state=given.truncate_state,
         max_pending=given.max_queue,
         answer_seconds=given.request_timeout,
@@ -91,45 +90,26 @@ def serve(given: argparse.Namespace) -> int:
 
 
 async def _run(engines: Engines, settings: ServerSettings, listener: object) -> int:
-    from clefq.serving.fleet.server import FrontServer, url_of
+    from clefq.serving.fleet.server import FrontServer, log_line, url_of
     from clefq.serving.http.app import create_app
     from clefq.serving.http.observation import access_log_to
     from clefq.serving.prompts import PromptMaker
 
     logging.basicConfig(level=logging.WARNING)
     access_log_to()
-    fleet = plan_fleet(engines, os.environ).fleet(_log)
+    fleet = plan_fleet(engines, os.environ).fleet(log_line)
     url = url_of(listener)  # type: ignore[arg-type]
-    _log(f"loading {engines.folder} into {engines.copies} engine(s)")
+    log_line(f"loading {engines.folder} into {engines.copies} engine(s)")
     prompts = PromptMaker(engines.folder, engines.settings.max_images)
     app = create_app(fleet, prompts, settings, on_failure=lambda error: server.fail(error))
     server = FrontServer(
         app,
         fleet,
-        lambda: _log(f"ready: {url}/v1/systemone, model {fleet.info.names[0]}"),
-        _log,
+        lambda: log_line(f"ready: {url}/v1/systemone, model {fleet.info.names[0]}"),
+        log_line,
         grace=engines.timeouts.request,
     )
     return await server.run(listener)  # type: ignore[arg-type]
-
-
-def _log(line: str) -> None:
-    now = datetime.now().astimezone().isoformat(timespec="seconds")
-    print(f"{now} {line}", file=sys.stderr, flush=True)
-
-
-def _tokens(file: Path | None) -> tuple[str, ...]:
-    variable = os.environ.get(TOKEN_VARIABLE)
-    found = [variable] if variable else []
-    if file is not None:
-        try:
-            lines = file.read_text(encoding="utf-8").split()
-        except (OSError, ValueError) as error:
-            raise InputError(f"cannot read --token-file {file}: {error}.") from error
-        if not lines:  # an empty file must not mean an open server
-            raise InputError(f"--token-file {file} holds no token.", fix="one token a line.")
-        found += lines
-    return tuple(dict.fromkeys(found))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -142,14 +142,13 @@ def _info(client: Any, folder: Path, args: Any) -> ServerInfo:
     images = getattr(config, "multimodal_config", None)
     most = 0 if images is None else int(images.get_limit_per_prompt("image"))
     named = getattr(args, "served_model_name", None) or ()
-    unknown: Any = "unknown"  # nobody asks here: /v1/models is vLLM's
     return ServerInfo(
         names=model_names(folder, tuple(named)),
         created=int(time.time()),
         engine="vllm",
         engine_version=str(vllm.__version__),
-        kernels=unknown,
-        arithmetic=unknown,
+        kernels="unknown",  # nobody asks here: /v1/models is vLLM's
+        arithmetic="unknown",
         dtype=str(config.dtype).removeprefix("torch."),
         device="unknown",
         scheme=scheme_of(open_checkpoint(folder)),

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -347,7 +347,7 @@ class Fleet:
         if len(kinds) > 1:
             self._log(f"warning: the engines differ: {sorted(kinds)}")
         settings = self._spec.start.settings
-        first: Any = ready[0]
+        first = ready[0]
         return ServerInfo(
             names=self._spec.card.names,
             created=self._spec.card.created,

@@ -7,8 +7,10 @@ import contextlib
 import math
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import uvicorn
@@ -56,6 +58,12 @@ def listen(address: Address) -> socket.socket:
             fix="choose another --port (0 for any free one) or --host.",
         ) from error
     return listener
+
+
+def log_line(line: str) -> None:
+    """Prints what happens to stderr, with its time."""
+    now = datetime.now().astimezone().isoformat(timespec="seconds")
+    print(f"{now} {line}", file=sys.stderr, flush=True)
 
 
 def url_of(listener: socket.socket) -> str:

@@ -43,8 +43,9 @@ class ServerInfo:
         created: Unix time, seconds, of the checkpoint or of the server's start.
         engine: For example `vllm`.
         engine_version: Its version.
-        kernels: `real`, or `simulated` where a format has no kernel on this machine.
-        arithmetic: As executed: `bf16`, `w8a8`, `w4a16` or `w4a4`.
+        kernels: `real`, or `simulated` where a format has no kernel on this machine; `unknown`
+            where vLLM's own server runs the engine.
+        arithmetic: As executed: `bf16`, `w8a16`, `w8a8`, `w4a16`, `w4a4` or `unknown`.
         dtype: Of the activations, for example `bfloat16`.
         device: For example `NVIDIA H200`.
         scheme: Of the checkpoint, for example `nvfp4`.
@@ -56,8 +57,8 @@ class ServerInfo:
     created: int
     engine: str
     engine_version: str
-    kernels: Literal["real", "simulated"]
-    arithmetic: Literal["bf16", "w8a8", "w4a16", "w4a4"]
+    kernels: str
+    arithmetic: str
     dtype: str
     device: str
     scheme: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Literal
 
 from clefq.errors import InputError
@@ -117,6 +118,31 @@ def limits_from(pairs: Sequence[str]) -> Limits:
     if faults:
         raise InputError(f"limits: {faults[0]}.", faults=faults[1:])
     return replace(Limits(), **given)  # type: ignore[arg-type]  # the names are those of numbers
+
+
+def tokens_from(given: Sequence[str], variable: str | None, file: Path | None) -> tuple[str, ...]:
+    """Bearer tokens from everywhere that they may be given, each once.
+
+    Args:
+        given: From options.
+        variable: The environment variable's value, one token, or None.
+        file: `--token-file`, with tokens between white space, or None.
+
+    Raises:
+        InputError: The file cannot be read, or holds none.
+    """
+    found = [*given, *([variable] if variable else [])]
+    if file is not None:
+        try:
+            lines = file.read_text(encoding="utf-8").split()
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise InputError(f"cannot read --token-file {file}: {reason}.") from error
+        if not lines:
+            # an empty file must not mean an open server
+            raise InputError(f"--token-file {file} holds no token.", fix="one token a line.")
+        found += lines
+    return tuple(dict.fromkeys(found))
 
 
 def _check_positive(settings: Limits | ServerSettings, what: str, least: dict[str, int]) -> None:

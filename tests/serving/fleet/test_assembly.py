@@ -17,6 +17,7 @@ from clefq.cli.main import app
 from clefq.errors import CheckpointError, InputError, MissingDependencyError
 from clefq.serving.fleet.assembly import Engines, plan_fleet
 from clefq.serving.fleet.warmup import warmup_prompts
+from clefq.serving.http.settings import tokens_from
 from clefq.serving.layout import parse_layout
 from clefq.serving.settings import ServeSettings
 
@@ -98,18 +99,19 @@ def test_nano_is_the_bundled_one_unless_there_is_another(
     assert serve.find("nano", None).folder == Path("nano")
 
 
-def test_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(serve.TOKEN_VARIABLE, raising=False)
-    assert serve.tokens([], None) == ()
+def test_tokens(tmp_path: Path) -> None:
+    assert tokens_from([], None, None) == tokens_from([], "", None) == ()
     file = tmp_path / "tokens"
     file.write_text("one\n\n two\n")
-    monkeypatch.setenv(serve.TOKEN_VARIABLE, "three")
-    assert serve.tokens(["zero", "one"], file) == ("zero", "one", "three", "two")
+    assert tokens_from(["zero", "one"], "three", file) == ("zero", "one", "three", "two")
     file.write_text("\n")
     with pytest.raises(InputError, match="holds no token"):
-        serve.tokens([], file)
+        tokens_from([], None, file)
+    file.write_bytes(b"\xff")
+    with pytest.raises(InputError, match="it is not UTF-8"):
+        tokens_from([], None, file)
     with pytest.raises(InputError, match="cannot read --token-file"):
-        serve.tokens([], tmp_path / "none")
+        tokens_from([], None, tmp_path / "none")
 
 
 def test_without_vllm_the_serving_environment_goes_on(
