@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from clefq.store.atomic import compact_json
+
 MAX_DEPTH = 200
 # Characters shown of a key, and of a whole path, in a message.
 _SHOWN_KEY = 80
@@ -35,7 +37,7 @@ def render(value: Any) -> str:
     """
     if isinstance(value, str):
         return value
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+    return compact_json(value)
 
 
 @dataclass(frozen=True, slots=True)

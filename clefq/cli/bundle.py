@@ -208,7 +208,7 @@ def _publish(
 def _published_text(found: Published) -> RenderableType:
     from rich.text import Text
 
-    from clefq.release.card_rows import gigabytes
+    from clefq.parity.report_format import gigabytes
 
     verdicts = ", ".join(f"{name}: {word.upper()}" for name, word in found.verdicts.items())
     lines = [

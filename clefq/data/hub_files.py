@@ -164,12 +164,17 @@ def _download(files: HubFiles, names: list[str] | None) -> Path:
             path, repo_type="dataset", revision=revision, allow_patterns=names
         )
     except Exception as error:  # the hub client raises dozens of kinds; all mean "not reachable"
-        raise DefinitionError(
-            f"cannot fetch {path}@{revision[:8]} from the hub: "
-            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
-            fix="check the network, or give the original files with --data-dir.",
-        ) from error
+        raise unreachable(path, revision, error) from error
     return Path(folder)
+
+
+def unreachable(path: str, revision: str, error: Exception) -> DefinitionError:
+    """What the hub's clients raise, as one error with its fix."""
+    return DefinitionError(
+        f"cannot read {path}@{revision[:8]} from the hub: "
+        f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+        fix="check the network, or give the original files with --data-dir.",
+    )
 
 
 def _unpacked(folder: Path, files: HubFiles, wanted: Sequence[str], work: Path) -> Path:

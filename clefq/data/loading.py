@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from clefq.clef.records import Record, parse_record, record_to_json
+from clefq.data.hub_files import unreachable
 from clefq.data.readers import Row, RowError
 from clefq.data.sources.base import Example, HubRef, ReadSpec, Source, record_id
 from clefq.errors import DefinitionError, MissingDependencyError, RecordError
@@ -215,11 +216,7 @@ def _load_hub(hub: HubRef, split: str) -> Any:
             hub.path, hub.config, split=hub.splits[split], revision=hub.revision, streaming=True
         )
     except Exception as error:  # the hub client raises dozens of kinds; all mean "not reachable"
-        raise DefinitionError(
-            f"cannot read {hub.path}@{hub.revision[:8]} from the hub: "
-            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
-            fix="check the network, or give the original files with --data-dir.",
-        ) from error
+        raise unreachable(hub.path, hub.revision, error) from error
     return _decoded(rows)
 
 

@@ -73,6 +73,13 @@ def count(value: int | None) -> str:
     return NONE if value is None else f"{value:,}"
 
 
+def gigabytes(count: int | None) -> str:
+    """Bytes as decimal gigabytes, or megabytes below 0.1 GB; three digits."""
+    if count is None:
+        return NONE
+    return f"{count / 1e9:.3g} GB" if count >= 1e8 else f"{count / 1e6:.3g} MB"
+
+
 def short_hash(value: str | None) -> str:
     """The first 12 hex digits of a hash."""
     return NONE if value is None else value[:12]

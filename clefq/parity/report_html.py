@@ -23,6 +23,7 @@ from clefq.parity.report_format import (
     count,
     figure,
     gate_limit,
+    gigabytes,
     interval,
     limit_text,
     short_hash,
@@ -91,7 +92,7 @@ def _environment() -> jinja2.Environment:
     environment.filters.update(
         figure=figure, interval=interval, count=count, short=short_hash, title=title_of
     )
-    environment.filters.update(prose=_prose, size=_size)
+    environment.filters.update(prose=_prose, size=gigabytes)
     environment.globals.update(MARKS=MARKS, NONE=NONE, css=Markup(sources["style.css"]))
     return environment
 
@@ -101,12 +102,6 @@ def _prose(text: str | None) -> Markup:
     pieces = (text or "").split("`")
     shown = (f"<code>{escape(p)}</code>" if i % 2 else escape(p) for i, p in enumerate(pieces))
     return Markup("").join(map(Markup, shown))
-
-
-def _size(gigabytes: float | None) -> str:
-    if gigabytes is None:
-        return NONE
-    return f"{gigabytes:.3g} GB" if gigabytes >= 0.1 else f"{gigabytes * 1000:.3g} MB"
 
 
 def _gate_row(gate: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,14 @@ from typing import Any
 import jinja2
 
 from clefq.errors import InputError
-from clefq.parity.report_format import count, figure, interval, markdown_cell, short_hash
+from clefq.parity.report_format import (
+    count,
+    figure,
+    gigabytes,
+    interval,
+    markdown_cell,
+    short_hash,
+)
 from clefq.release import card_rows
 from clefq.release.caveats import caveats
 from clefq.release.evidence import PLUGIN, RELEASE_CODE, Evidence
@@ -213,7 +220,7 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters.update(
         cell=markdown_cell, count=count, figure=figure, interval=interval, short=short_hash,
-        gb=card_rows.gigabytes, duration=card_rows.duration,
+        gb=gigabytes, duration=card_rows.duration,
     )  # fmt: skip
     environment.globals.update(
         parity_rows=card_rows.parity_rows,

@@ -9,7 +9,6 @@ from typing import Any
 from clefq.parity.cards import find_card
 from clefq.parity.gates import title_of
 from clefq.parity.report_format import MARKS, count, figure, interval, limit_text, markdown_cell
-from clefq.parity.report_summary import BYTES_PER_GB
 from clefq.release.evidence import Evidence, SetEvidence
 from clefq.release.speed import BenchRow, Speed
 from clefq.store.atomic import sha256_file
@@ -31,15 +30,6 @@ _TITLES = {
     "accuracy_candidate": "Accuracy, this checkpoint",
 }
 _APACHE = ("Apache License", "Version 2.0")
-
-
-def gigabytes(value: int | None) -> str:
-    """Bytes as decimal gigabytes, or megabytes below 0.1 GB; three digits."""
-    if value is None:
-        return "–"
-    if value < BYTES_PER_GB / 10:
-        return f"{value / 1e6:.3g} MB"
-    return f"{value / BYTES_PER_GB:.3g} GB"
 
 
 def duration(seconds: float) -> str:

@@ -216,7 +216,7 @@ def test_the_hub_out_of_reach_is_one_line(
     value = {"sources": [{"source": "bfcl", "split": "multiple"}]}
     with pytest.raises(DefinitionError) as caught:
         build(value, data_dir=None)
-    assert "cannot fetch gorilla-llm/Berkeley-Function-Calling-Leaderboard@61fc0608" in str(
+    assert "cannot read gorilla-llm/Berkeley-Function-Calling-Leaderboard@61fc0608" in str(
         caught.value
     )
     assert "\n" not in caught.value.message

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from clefq.parity.compare import JudgeSpec, judge_candidate
 from clefq.parity.gate_files import load_gates
 from clefq.parity.gate_schema import Gate, GateFile
-from clefq.parity.report_format import figure, interval
+from clefq.parity.report_format import figure, gigabytes, interval
 from clefq.parity.report_html import index_html, report_html
 from clefq.parity.report_json import parity_document
 from clefq.parity.report_junit import junit_xml
@@ -171,8 +171,9 @@ def test_gate_results_name_what_a_gate_file_asks() -> None:
 
 
 def test_commands_in_the_next_step_are_set_as_code_and_the_rest_is_escaped() -> None:
-    from clefq.parity.report_html import _prose, _size
+    from clefq.parity.report_html import _prose
 
     assert str(_prose("Run `clefq plan` <now>.")) == "Run <code>clefq plan</code> &lt;now&gt;."
     assert str(_prose(None)) == ""
-    assert [_size(None), _size(18.04), _size(0.0117)] == ["–", "18 GB", "11.7 MB"]
+    sizes = [gigabytes(count) for count in (None, 18_040_000_000, 100_000_000, 11_700_000)]
+    assert sizes == ["–", "18 GB", "0.1 GB", "11.7 MB"]
