@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from clefq.parity.arrays import FloatArray
 from clefq.parity.divergences import QuestionValues, question_values
-from clefq.parity.figures import Sampling, indices, pending_figure, resolve
+from clefq.parity.figures import indices, pending_figure, resolve
 from clefq.parity.gate_files import load_gates
 from clefq.parity.measures import MEAN, Measure, measures
 from clefq.parity.metric import Metric
@@ -73,23 +74,13 @@ class Judge:
     def __init__(self, records: Sequence[Record], baseline: Predictions) -> None:
         self._records = records
         self._baseline = baseline
-        self._spec = StatisticsSpec(gate_file_sha256=load_gates(_GATES).sha256, slices=False)
 
     def measure(self, results: Iterable[RecordResult]) -> Measured:
         """Figures of one variant."""
         pairs, values = self._pair(results)
         found = measures(pairs, values, ())
         names = ("kl", "tv", "agreement", "accuracy_delta")
-        waiting = [
-            pending_figure(
-                found[name],
-                indices(None, found[name].domain),
-                pairs.record_index,
-                self._spec.confidence,
-            )
-            for name in names
-        ]
-        metrics = resolve(waiting, sampling_of(pairs, self._spec))
+        metrics = figures_of([found[name] for name in names], pairs)
         return Measured(Damage(**dict(zip(names, metrics, strict=True))), values.kl)
 
     def mean_kl(self, per_question: Sequence[float | None]) -> Metric:
@@ -99,7 +90,7 @@ class Judge:
         """
         pairs, _ = self._pair(None)
         values = np.array([np.inf if v is None else v for v in per_question], dtype=np.float64)
-        return mean_metric(values, pairs, sampling_of(pairs, self._spec))
+        return mean_metric(values, pairs)
 
     def _pair(self, results: Iterable[RecordResult] | None) -> tuple[PairedSet, QuestionValues]:
         other = self._baseline
@@ -110,12 +101,24 @@ class Judge:
         return pairs, question_values(pairs)
 
 
-def mean_metric(values: FloatArray, pairs: PairedSet, sampling: Sampling) -> Metric:
+def mean_metric(values: FloatArray, pairs: PairedSet) -> Metric:
     """A mean over questions, studentized as `kl` is; NaN values are outside."""
-    domain = ~np.isnan(values)
-    measure = Measure("kl", MEAN, values, domain, "nats")
-    waiting = pending_figure(measure, indices(None, domain), pairs.record_index, 0.95)
-    return resolve([waiting], sampling)[0]
+    return figures_of([Measure("kl", MEAN, values, ~np.isnan(values), "nats")], pairs)[0]
+
+
+def figures_of(measures: Sequence[Measure], pairs: PairedSet) -> list[Metric]:
+    """Measures over all their questions, from the resamples that `clefq parity` draws."""
+    spec = _spec()
+    waiting = [
+        pending_figure(m, indices(None, m.domain), pairs.record_index, spec.confidence)
+        for m in measures
+    ]
+    return resolve(waiting, sampling_of(pairs, spec))
+
+
+@cache
+def _spec() -> StatisticsSpec:
+    return StatisticsSpec(gate_file_sha256=load_gates(_GATES).sha256)
 
 
 def _predictions(

@@ -13,12 +13,10 @@ import numpy as np
 
 from clefq.errors import PredictionsError
 from clefq.parity.divergences import question_values
-from clefq.parity.figures import indices, pending_figure, resolve
-from clefq.parity.gate_files import load_gates
 from clefq.parity.measures import MEAN, PAIRED, Measure
 from clefq.parity.metric import Metric
 from clefq.parity.pairs import join
-from clefq.parity.statistics import StatisticsSpec, sampling_of
+from clefq.sensitivity.figures import figures_of
 from clefq.store.predictions import Predictions
 
 
@@ -92,11 +90,6 @@ def paired_difference(
         Measure("agreement", PAIRED, agree, everything, "difference", limits=(-1, 1)),
         Measure("accuracy", PAIRED, right, gold, "difference", limits=(-1, 1)),
     ]
-    spec = StatisticsSpec(gate_file_sha256=load_gates("release").sha256)
-    waiting = [
-        pending_figure(m, indices(None, m.domain), pairs.record_index, spec.confidence)
-        for m in measures
-    ]
     names = (variant.meta.variant, other.meta.variant)
-    kl_delta, tv_delta, kept, accuracy = resolve(waiting, sampling_of(pairs, spec))
+    kl_delta, tv_delta, kept, accuracy = figures_of(measures, pairs)
     return PairedDifference(*names, kl_delta, tv_delta, kept, accuracy)
