@@ -17,7 +17,6 @@ from clefq.cli.main import app
 from clefq.errors import CheckpointError, InputError, MissingDependencyError
 from clefq.serving.fleet.assembly import Engines, plan_fleet
 from clefq.serving.fleet.warmup import warmup_prompts
-from clefq.serving.http.settings import tokens_from
 from clefq.serving.layout import parse_layout
 from clefq.serving.settings import ServeSettings
 
@@ -97,21 +96,6 @@ def test_nano_is_the_bundled_one_unless_there_is_another(
     assert serve.find("nano", None).folder == tmp_path / "models" / "nano"
     (tmp_path / "nano").mkdir()
     assert serve.find("nano", None).folder == Path("nano")
-
-
-def test_tokens(tmp_path: Path) -> None:
-    assert tokens_from([], None, None) == tokens_from([], "", None) == ()
-    file = tmp_path / "tokens"
-    file.write_text("one\n\n two\n")
-    assert tokens_from(["zero", "one"], "three", file) == ("zero", "one", "three", "two")
-    file.write_text("\n")
-    with pytest.raises(InputError, match="holds no token"):
-        tokens_from([], None, file)
-    file.write_bytes(b"\xff")
-    with pytest.raises(InputError, match="it is not UTF-8"):
-        tokens_from([], None, file)
-    with pytest.raises(InputError, match="cannot read --token-file"):
-        tokens_from([], None, tmp_path / "none")
 
 
 def test_without_vllm_the_serving_environment_goes_on(

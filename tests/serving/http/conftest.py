@@ -8,6 +8,7 @@ import pytest
 
 import clefq.nano
 from clefq.serving.prompts import PromptMaker
+from tests.serving.http.client import Asker
 from tests.serving.http.fake import FakeBackend
 
 NANO = Path(clefq.nano.__file__).parent / "weights"
@@ -21,3 +22,8 @@ def prompts() -> PromptMaker:
 @pytest.fixture
 def backend() -> FakeBackend:
     return FakeBackend()
+
+
+@pytest.fixture
+def asker(prompts: PromptMaker) -> Asker:
+    return Asker(prompts)

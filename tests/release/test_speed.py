@@ -1,0 +1,63 @@
+"""Throughput on a card, from bench files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from clefq.release.evidence import find_place, gather
+from clefq.store.atomic import write_json
+from tests.release.conftest import Clefq
+
+
+def bench(path: Path, nbytes: int, kernels: str = "real") -> Path:
+    """A file as `clefq bench offline --out` writes it."""
+    rows = [
+        {
+            "name": name,
+            "engine": "vllm",
+            "engine_version": "0.33.0",
+            "scheme": name,
+            "kernels": kernels,
+            "arithmetic": arithmetic,
+            "device": "NVIDIA H200",
+            "start_seconds": 60.0,
+            "disk_bytes": size,
+            "peak_bytes": 1,
+            "device_peak_bytes": None,
+            "weight_bytes": None,
+            "speeds": [{"records": "500 tokens", "latency": {"median": 0.0514, "p95": 0.06}}],
+            "warnings": [],
+        }
+        for name, arithmetic, size in (("bf16", "bf16", 2), ("fp8", "w8a8", nbytes))
+    ]
+    cells = [
+        {"name": n, "records": "500 tokens", "records_per_second": r, "tokens_per_second": t,
+         "ratio": x, "cpu_ratio": x}
+        for n, r, t, x in (("bf16", 34.3, 17_150.0, 1.0), ("fp8", 43.91, 21_955.0, 1.28))
+    ]  # fmt: skip
+    write_json(path, {"rows": rows, "cells": cells, "runs": 3, "warnings": ["a shared machine"]})
+    return path
+
+
+def test_throughput_from_a_bench_file(run_folder: Path, clefq: Clefq, tmp_path: Path) -> None:
+    size = gather(find_place(run_folder, "fp8", None, ())).nbytes
+    arguments = ("card", run_folder, "--variant", "fp8", "--quiet")
+    assert clefq(*arguments, "--bench", bench(tmp_path / "h200.json", size)) == 0
+    text = (run_folder / "models" / "fp8" / "README.md").read_text("utf-8")
+    row = next(line for line in text.splitlines() if "NVIDIA H200" in line)
+    assert "43.91 records/s, 21,955 tokens/s, 1.28× bf16; one alone 51.4 ms" in row
+    assert "NVIDIA H200, vllm 0.33.0, w8a8 | bench/h200.json" in row
+    assert "34.3" not in text and "Note: a shared machine." in text
+    assert clefq(*arguments, "--check") == 0
+    bench(run_folder / "bench" / "h200.json", size + 1)  # of another checkpoint
+    assert clefq(*arguments, "--check") == 1
+    assert clefq(*arguments) == 0
+    text = (run_folder / "models" / "fp8" / "README.md").read_text("utf-8")
+    assert "43.91" not in text and "Not measured." in text
+    assert "is of another fp8" in text
+    bench(run_folder / "bench" / "h200.json", size, "simulated")
+    assert clefq(*arguments) == 0
+    text = (run_folder / "models" / "fp8" / "README.md").read_text("utf-8")
+    assert "Not measured on real kernels." in text and "43.91" not in text
+    write_json(tmp_path / "server.json", {"url": "http://x", "rows": [{"load": "8 clients"}]})
+    assert clefq(*arguments, "--bench", tmp_path / "server.json") == 2
