@@ -23,6 +23,7 @@ from clefq.errors import ClefqError, InputError
 _CONNECT = 10.0
 # A server that starts or wakes may take long over its first answer.
 _FIRST_ANSWER = 120.0
+_SHOWN = 200  # characters of what a server that speaks no HTTP sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,23 +147,34 @@ def _ask_first(
     record, loaded = first
     try:
         with httpx.Client(base_url=address.base, headers=headers, timeout=timeout) as client:
-            model = model or _first_model(client.get("/v1/models"))
+            model = model or _first_model(address, client.get("/v1/models"))
             reply = client.post(PATH, json=request_body(record, model, loaded.root))
+    except httpx.ReadTimeout as error:
+        raise ClefqError(
+            f"{address.base} takes requests but answers none within {_FIRST_ANSWER:.0f} s.",
+            fix="check the address and the server's log.",
+        ) from error
     except httpx.TransportError as error:
         raise ClefqError(
-            f"cannot reach {address.base}: {str(error) or type(error).__name__}.",
+            f"cannot reach {address.base}: {(str(error) or type(error).__name__)[:_SHOWN]}.",
             fix="start the server, or check the address.",
         ) from error
     if reply.status_code != 200:
-        fix = f"set {API_KEY}." if reply.status_code in (401, 403) else "see what it says above."
-        raise ClefqError(
-            f"{address.base} refuses the first record ({reply.status_code}): {error_text(reply)}",
-            fix=fix,
-        )
+        raise _refused(address, "the first record", reply, "see what it says above.")
     return model, reply.headers.get("server", "unknown")
 
 
-def _first_model(reply: Any) -> str:
+def _refused(address: Address, what: str, reply: Any, fix: str) -> ClefqError:
+    if reply.status_code in (401, 403):
+        fix = f"set {API_KEY} to a token of the server."
+    return ClefqError(
+        f"{address.base} refuses {what} ({reply.status_code}): {error_text(reply)}", fix=fix
+    )
+
+
+def _first_model(address: Address, reply: Any) -> str:
+    if reply.status_code in (401, 403):
+        raise _refused(address, "to list its models", reply, "")
     try:
         return str(reply.json()["data"][0]["id"])
     except (ValueError, KeyError, TypeError, IndexError) as error:

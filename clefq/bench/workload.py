@@ -29,6 +29,7 @@ _NO_LIMIT = EncodeSpec(1 << 40)
 # how close to the wanted length a text comes whose last word does not fit
 TOLERANCE = 4
 _SHORT_STATE = 40  # words
+_MOST_DIGITS = 6  # of a number of tokens: no model takes more
 _TEXT = """
 account address after again agent agreed already amount answer april because before box branch
 broken card carrier change charge check claim clear close code confirm contract corner country
@@ -89,7 +90,7 @@ def kind_of(name: str | int) -> Kind:
     known = KINDS.get(str(name))
     if known is not None:
         return known
-    if str(name).isdecimal() and int(name) > 0:
+    if str(name).isdecimal() and len(str(name)) <= _MOST_DIGITS and int(name) > 0:
         return Kind(str(int(name)), int(name))
     raise InputError(
         f"unknown kind of record {name!r}.",

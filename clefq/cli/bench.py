@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from clefq.bench.source import RecordSource
     from clefq.engines.base import EngineName
 
+_FOREVER = 86_400.0  # seconds
+# What one process can ask of one address; beyond, memory goes before the first request is sent.
+_MOST_CLIENTS = 20_000
+_MOST_RATE = 100_000.0
+
 group = typer.Typer(
     no_args_is_help=True, help="Measure throughput and latency, here or of a server."
 )
@@ -112,8 +117,13 @@ def server(
     from clefq.errors import ExitCode, InputError
     from clefq.store.atomic import write_json
 
-    if duration <= 0 or warmup < 0 or timeout <= 0 or not 0 <= tolerance < 1:
-        raise InputError("--duration, --timeout must be positive, --tolerance between 0 and 1.")
+    if not (0 < duration < _FOREVER and 0 <= warmup < _FOREVER and 0 < timeout < _FOREVER):
+        raise InputError(
+            "--duration and --timeout must be positive, all times below a day.",
+            fix="--duration 30 --warmup 5 --timeout 60",
+        )
+    if not 0 <= tolerance < 1:
+        raise InputError("--tolerance must be between 0 and 1.", fix="--tolerance 0.02")
     if check is not None and records is None:
         raise InputError("--check needs --records: the set that was predicted.")
     job = ServerJob(
@@ -175,6 +185,12 @@ def _loads(clients: str | None, rate: str | None) -> tuple[Load, ...]:
     sizes = [load.clients if load.rate is None else load.rate for load in loads]
     if not loads or not all(size is not None and 0 < size < float("inf") for size in sizes):
         raise InputError("--clients and --rate must be positive.", fix="--clients 1,8,64")
+    for load in loads:
+        if (load.clients or 0) > _MOST_CLIENTS or (load.rate or 0) > _MOST_RATE:
+            raise InputError(
+                f"{load.name} is more than one load generator can send.",
+                fix=f"at most --clients {_MOST_CLIENTS} or --rate {_MOST_RATE:.0f}.",
+            )
     return tuple(loads)
 
 

@@ -62,6 +62,12 @@ def test_json_and_the_exit_code_of_wrong_answers() -> None:
         (("http://a", "--clients", "x"), "take numbers"),
         (("http://a", "--rate", "nan"), "must be positive"),
         (("http://a", "--duration", "0"), "must be positive"),
+        (("http://a", "--duration", "nan"), "must be positive"),
+        (("http://a", "--warmup", "inf"), "below a day"),
+        (("http://a", "--tolerance", "nan"), "--tolerance"),
+        (("http://a", "--clients", "99999999"), "more than one load generator can send"),
+        (("http://a", "--rate", "1e300"), "more than one load generator can send"),
+        (("http://a", "--lengths", "50000000"), "unknown kind"),
         (("http://a", "--check", "f.parquet"), "--check needs --records"),
         (("http://a", "--records", "nowhere"), "no set nowhere"),
         (("http://a", "--lengths", "many"), "unknown kind"),
@@ -79,3 +85,19 @@ def test_wrong_use_is_one_line(
         run()
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_server_that_wants_a_token_says_so_even_for_its_models(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import httpx
+
+    def locked(self: Any, url: str, **_: Any) -> httpx.Response:
+        return httpx.Response(401, json={"error": "no token"})
+
+    monkeypatch.setattr(httpx.Client, "get", locked)
+    monkeypatch.setattr(sys, "argv", ["clefq", "bench", "server", "http://127.0.0.1:1"])
+    with pytest.raises(SystemExit) as stop:
+        run()
+    assert stop.value.code == 2
+    assert "CLEFQ_API_KEY" in capsys.readouterr().err
