@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clefq import __version__
-from clefq.errors import InputError
 from clefq.quantize.recipes import Recipe
 from clefq.sensitivity.blocks import BF16, Layout
 from clefq.sensitivity.cost import CostModel, cost_model
@@ -42,7 +40,7 @@ from clefq.sensitivity.sweep import (
     predicted_kl,
     run_sweep,
 )
-from clefq.store.atomic import disk_error, write_text
+from clefq.store.atomic import disk_error, sole_writer, write_text
 from clefq.store.predictions import Predictions
 
 if TYPE_CHECKING:
@@ -253,16 +251,9 @@ def _engine(baseline: Predictions) -> dict[str, Any]:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """One sweep per folder at a time."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise InputError(
-                    f"another `clefq sensitivity` is writing {folder}.",
-                    fix="wait for it, or give another --out.",
-                ) from error
+    with sole_writer(folder):
+        try:
+            folder.mkdir(exist_ok=True)
             yield
-    except OSError as error:
-        raise disk_error(error, folder) from error
+        except OSError as error:
+            raise disk_error(error, folder) from error

@@ -259,7 +259,7 @@ def _known(session: Session) -> list[object]:
 def test_two_runs_cannot_share_a_folder(swept: Swept) -> None:
     from clefq.sensitivity.run import _locked
 
-    with _locked(swept.spec.out), pytest.raises(InputError, match="another `clefq sensitivity`"):
+    with _locked(swept.spec.out), pytest.raises(InputError, match="another clefq is writing"):
         run_sensitivity(swept.spec, SearchSpec(None, DEFAULT_SPEEDS), QUIET)
 
 
