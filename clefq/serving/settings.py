@@ -105,7 +105,8 @@ def engine_arguments(folder: Path, settings: ServeSettings, *, cpu: bool) -> dic
         # prefilled in chunks would wait for its last token for ever
         "max_model_len": settings.max_length + 1,
         "max_num_batched_tokens": settings.step_tokens,
-        "max_num_seqs": settings.max_requests,
+        # vLLM asks for a token's room for each
+        "max_num_seqs": min(settings.max_requests, settings.step_tokens),
         "enable_chunked_prefill": True,
         # the head reads every token of a prompt, so a cached prefix would be recomputed anyway
         "enable_prefix_caching": False,

@@ -52,6 +52,10 @@ def test_what_clef_needs_is_always_set(folder: Path) -> None:
     assert "language_model_only" not in arguments
 
 
+def test_small_steps_hold_no_more_prompts_than_tokens(folder: Path) -> None:
+    assert engine_arguments(folder, ServeSettings(step_tokens=5), cpu=True)["max_num_seqs"] == 5
+
+
 def test_settings_reach_vllm(folder: Path) -> None:
     settings = ServeSettings(
         max_images=0, step_tokens=1024, gdn_backend="triton", tensor_parallel=2, gpu_memory=0.5

@@ -156,6 +156,8 @@ def _prepare(verbose: bool) -> None:
 
 def _line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and "validation error" in lines[0]:  # pydantic says what is wrong below
+        lines[0] = " ".join(line for line in lines[1:] if not line.startswith("For further"))
     return (lines[0] if lines else repr(error))[:300]
 
 

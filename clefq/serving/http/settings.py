@@ -129,9 +129,17 @@ def tokens_from(given: Sequence[str], variable: str | None, file: Path | None) -
         file: `--token-file`, with tokens between white space, or None.
 
     Raises:
-        InputError: The file cannot be read, or holds none.
+        InputError: The file cannot be read or holds none, or the variable is empty.
     """
-    found = [*given, *([variable] if variable else [])]
+    found = [*given]
+    if variable is not None:
+        if not variable.strip():
+            # what a deployment forgot to fill in must not mean an open server
+            raise InputError(
+                "the environment variable for the token is set but empty.",
+                fix="fill it in, or unset it.",
+            )
+        found.append(variable.strip())
     if file is not None:
         try:
             lines = file.read_text(encoding="utf-8").split()

@@ -40,7 +40,10 @@ def test_limits_are_checked_and_tokens_are_not_shown() -> None:
 
 
 def test_tokens(tmp_path: Path) -> None:
-    assert tokens_from([], None, None) == tokens_from([], "", None) == ()
+    assert tokens_from([], None, None) == ()
+    assert tokens_from([], "padded\n", None) == ("padded",)
+    with pytest.raises(InputError, match="set but empty"):
+        tokens_from([], "", None)
     file = tmp_path / "tokens"
     file.write_text("one\n\n two\n")
     assert tokens_from(["zero", "one"], "three", file) == ("zero", "one", "three", "two")
