@@ -20,6 +20,7 @@ $(STAMP): pyproject.toml constraints/quantize.txt
 	@# on its own and without its dependencies: they pull a torchvision that breaks transformers
 	$(BIN)/pip install -q $(PIP_ARGS) --no-deps clef-finetune==0.1.0
 	@touch $@
+	@echo 'clefq is in $(BIN): export PATH="$$PWD/$(BIN):$$PATH"'
 
 fix: setup
 	$(BIN)/ruff check --fix clefq tests benchmarks docs tools
