@@ -206,15 +206,17 @@ def _lines(
         )
     if summary.resumed:
         lines.append(("resumed", f"{summary.resumed:,} records were done already"))
-    lines.append(("next", _next(job, run)))
+    lines.append(("next", _next(job, run, summary.arithmetic)))
     return lines
 
 
-def _next(job: PredictJob, run: RunFolder | None) -> str:
+def _next(job: PredictJob, run: RunFolder | None, arithmetic: str) -> str:
     from clefq.store.run import BASELINE
 
     if run is not None and job.model.variant != BASELINE:
         return f"clefq parity --baseline {BASELINE}"
     if run is not None:
         return "clefq predict VARIANT for the candidates, or clefq parity --baseline bf16"
-    return f"clefq parity --baseline {job.out} --candidate OTHER.parquet"
+    if arithmetic == "bf16":
+        return f"clefq parity --baseline {job.out} --candidate OTHER.parquet"
+    return f"clefq parity --baseline BF16.parquet --candidate {job.out}"

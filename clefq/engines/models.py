@@ -85,5 +85,7 @@ def find_set(name: str, run: RunFolder | None = None) -> Path:
         return run.set_folder(name)
     known = f" (sets here: {', '.join(run.sets())})" if run is not None and run.sets() else ""
     raise InputError(
-        f"no set {name}{known}.", fix="build one with `clefq build eval NAME_OR_FILE --out DIR`."
+        f"no set {name}{known}.",
+        fix="give its folder, or change into the run folder that has it (--run DIR); "
+        "`clefq build eval NAME_OR_FILE --out DIR` builds one.",
     )

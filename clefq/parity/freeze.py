@@ -61,12 +61,15 @@ def freeze(job: FreezeJob) -> Frozen:
     """
     loaded = load_gates(job.template)
     out = job.out or Path(f"{loaded.gates.name}.{job.eval_set.name}.yaml")
+    text = freeze_text(loaded.text, job.eval_set, job.baseline)
     if out.exists():
+        same = job.supersedes is None and _same_but_for_names(out, text)
         raise GateFileError(
             f"{out} is there already; a frozen gate file is not overwritten.",
-            fix="write a new one with --out, and name the old one with --supersedes.",
+            fix=f"it holds these gates for this set and baseline: judge with --gates {out}."
+            if same
+            else "write a new one with --out, and name the old one with --supersedes.",
         )
-    text = freeze_text(loaded.text, job.eval_set, job.baseline)
     replaced = None
     if job.supersedes is not None:
         if loaded.gates.supersedes is not None:
@@ -78,6 +81,17 @@ def freeze(job: FreezeJob) -> Frozen:
     parse_gates(data, str(out))
     write_text(out, text)
     return Frozen(out, sha256_bytes(data), job.eval_set, job.baseline, replaced)
+
+
+def _same_but_for_names(path: Path, text: str) -> bool:
+    """Whether a file holds these gates for the set and baseline with these hashes."""
+    try:
+        found, wanted = yaml.safe_load(path.read_bytes()), yaml.safe_load(text)
+        found["baseline"].pop("model_id")
+    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError):
+        return False
+    wanted["baseline"].pop("model_id")
+    return bool(found == wanted)
 
 
 def baseline_of(meta: PredictionsMeta, eval_set: BoundSet) -> BoundBaseline:

@@ -78,7 +78,7 @@ def audit_checkpoint(
         CheckpointError: The folder is no Qwen3.5 checkpoint at all, or cannot be read.
     """
     report = AuditReport(str(folder))
-    body = read_json(folder / "config.json") if config is None else config
+    body = _read_config(folder) if config is None else config
     audited = _open(report, folder, body)
     _config(report, audited)
     _coverage(report, audited)
@@ -113,7 +113,17 @@ def _files(report: AuditReport, found: FolderTensors) -> None:
 
 def open_audited(folder: Path) -> Audited:
     """The checkpoint as its audit sees it, whatever is wrong with it."""
-    return _open(AuditReport(str(folder)), folder, read_json(folder / "config.json"))
+    return _open(AuditReport(str(folder)), folder, _read_config(folder))
+
+
+def _read_config(folder: Path) -> Any:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise CheckpointError(
+            f"{folder} is no checkpoint folder: it has no config.json.",
+            fix="give a folder; `hf download ORG/NAME --local-dir DIR` gets one from the hub.",
+        )
+    return read_json(path)
 
 
 def _open(report: AuditReport, folder: Path, config: Mapping[str, Any]) -> Audited:

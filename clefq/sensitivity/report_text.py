@@ -150,7 +150,8 @@ def _tail(found: Sensitivity, out: Path, model: str) -> Iterable[tuple[str, str]
     yield "report", f"{out / REPORT_FILE}"
     if found.recipe is not None:
         yield "recipe", f"{out / RECIPE_FILE}"
-        yield "next", f"clefq quantize {model} --recipe {out / RECIPE_FILE}"
+        calibration = "" if found.calibration is None else " --calibration SET"
+        yield "next", f"clefq quantize {model} --recipe {out / RECIPE_FILE}{calibration} --out DIR"
         yield "", "then predict and judge it on a set that was not searched on"
 
 

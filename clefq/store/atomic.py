@@ -64,7 +64,7 @@ def atomic_folder(path: Path, *, keep_partial: bool = False) -> Iterator[Path]:
         InputError: `path` exists already, the disk is full, or the place cannot be written to.
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise InputError(f"{path} exists already.", fix="remove it or choose another --out.")
+        raise InputError(f"{path} exists already.", fix="remove it or choose another folder.")
     partial = partial_path(path)
     done = False
     try:

@@ -337,6 +337,12 @@ def test_what_is_no_checkpoint_at_all(copy: Path, tmp_path: Path) -> None:
         audit_checkpoint(copy)
 
 
+def test_no_folder_at_all() -> None:
+    with pytest.raises(CheckpointError, match="no checkpoint folder") as caught:
+        audit_checkpoint(Path("org/clef-flash-NVFP4"))
+    assert "hf download" in str(caught.value.fix)
+
+
 def test_expected_tensors_are_those_of_the_model(source: Path) -> None:
     """The formula of names and shapes against what transformers saved."""
     from clefq.quantize.architecture import expected_tensors

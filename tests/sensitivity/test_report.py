@@ -139,6 +139,7 @@ def test_the_command_resumes_and_prints_json(
     assert "budget  --budget-bytes 520,000: " in text.stdout
     unfolded = "".join(line.strip() for line in text.stdout.splitlines())
     assert f"clefq quantize {command(out)[1]} --recipe" in unfolded
+    assert "--calibration SET --out DIR" in " ".join(text.stdout.split())
 
 
 @pytest.mark.parametrize(

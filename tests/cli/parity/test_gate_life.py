@@ -124,6 +124,9 @@ def test_freeze_binds_hashes_and_never_overwrites(
     assert gates.baseline.model_sha256 == meta("bf16").model_sha256
     assert gates.gates == load_gates("strict").gates.gates
     assert freeze(clefq, "strict", "gates/s.yaml") == 2
+    assert "judge with --gates gates/s.yaml" in capsys.readouterr().err
+    assert freeze(clefq, "release", "gates/s.yaml") == 2
+    assert "--supersedes" in capsys.readouterr().err
     assert freeze(clefq, "gates/s.yaml", "gates/t.yaml") == 2  # bound already
     assert clefq("gate", "release", "--freeze", "--set", "gone", "--baseline", "bf16") == 2
 
