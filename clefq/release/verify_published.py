@@ -135,6 +135,9 @@ def _definition_faults(folder: Path) -> Iterator[str]:
             yield f"definitions/{copy.name} is not the set's definition"
 
 
+_BUILT = ("build", "clef_systemone.egg-info")
+
+
 def _plugin_differences(folder: Path) -> str | None:
     """The plugin is code that people run: it is compared with what this clefq would write."""
     plugin = folder / PLUGIN
@@ -151,6 +154,11 @@ def _plugin_differences(folder: Path) -> str | None:
     wrong = sorted(changed | (names ^ there))
     if not wrong:
         return None
+    tops = {name.split("/")[0] for name in wrong}
+    if not names & set(wrong) and tops <= set(_BUILT):
+        # not passed over: pip installs what it finds in build/
+        left = " and ".join(f"{PLUGIN}/{top}" for top in sorted(tops))
+        return f"{PLUGIN} was installed from here; remove what pip left: {left}"
     return (
         f"{PLUGIN} is not what this clefq writes: {', '.join(wrong[:3])}"
         + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")

@@ -143,6 +143,29 @@ def test_an_added_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.usefixtures("sound_evidence")
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (None, "vllm_plugin/build and vllm_plugin/clef_systemone.egg-info"),
+        ("more.py", "read it before you install it"),
+        ("main.py", "read it before you install it"),
+    ],
+)
+def test_what_pip_leaves(
+    folder: Path, more: str | None, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Still a fault, since pip would install it; but one that says what it is."""
+    plugin = folder / "vllm_plugin"
+    for name in ("build/lib/clef_systemone/main.py", "clef_systemone.egg-info/PKG-INFO"):
+        (plugin / name).parent.mkdir(parents=True)
+        (plugin / name).write_text("x")
+    if more is not None:
+        (plugin / "clef_systemone" / more).write_text("x")
+    assert call("bundle", "--verify", folder) == 1
+    assert message in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.usefixtures("sound_evidence")
 def test_a_forged_audit(
     run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
