@@ -76,7 +76,7 @@ class EngineProcess:
         self._launch = launch
         self._on_answer = on_answer
         self._on_line = on_line
-        self._show = verbose
+        self._show = self._verbose = verbose
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._process: subprocess.Popen[bytes] | None = None
         self._ready = False
@@ -141,6 +141,7 @@ class EngineProcess:
         """
         if self._process is not None:
             if self._ready:
+                self._show = self._verbose  # how it takes itself apart is no news
                 self.send(Stop())
                 with suppress(TimeoutError):
                     async with asyncio.timeout(timeout):

@@ -74,6 +74,7 @@ async def main(end: socket.socket) -> int:
         if isinstance(message, Stop):
             if FAKE.get("stubborn"):
                 continue
+            print("taken apart", flush=True)
             return 0
         if isinstance(message, Ask):
             tasks[message.number] = asyncio.create_task(answer(channel, message))

@@ -311,6 +311,16 @@ def test_closing_fails_what_is_unanswered(make_fleet: MakeFleet) -> None:
     run(body())
 
 
+def test_what_an_engine_prints_as_it_stops_is_not_shown(make_fleet: MakeFleet, log: Log) -> None:
+    async def body() -> None:
+        async with started(make_fleet({})) as fleet:
+            await ask(fleet, 7)
+            await fleet.close()
+
+    run(body())
+    assert not log.has("taken apart")
+
+
 def test_an_engine_that_does_not_stop_is_ended(make_fleet: MakeFleet) -> None:
     async def body() -> None:
         fleet = make_fleet({"stubborn": True}, stop=0.3)
