@@ -13,6 +13,7 @@ from pathlib import Path
 
 from clefq.ci.spec import GateJob, JobResult, Step
 from clefq.errors import ClefqError
+from clefq.parity.report_files import REPORT_FILE
 from clefq.parity.report_format import MARKS, markdown_cell
 from clefq.parity.report_junit import junit_xml
 from clefq.parity.report_markdown import report_markdown
@@ -133,7 +134,7 @@ def _with_audit(suites: str, steps: Sequence[Step]) -> str:
 def _parity_files(result: JobResult) -> Iterator[Path]:
     for folder, body in result.reports:
         for row in body["candidates"]:
-            yield folder / row["variant"] / "parity.json"
+            yield folder / row["variant"] / REPORT_FILE
 
 
 def _overview(result: JobResult) -> str:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clefq.clef.answers import log_softmax
+from clefq.clef.encoding import DEFAULT_MAX_LENGTH
 from clefq.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ Kernels = Literal["real", "simulated"]
 Arithmetic = Literal["bf16", "w8a8", "w4a16", "w4a4"]
 EngineName = Literal["transformers", "vllm", "http"]
 DTYPES = ("auto", "bfloat16", "float32", "float64")
-DEFAULT_MAX_LENGTH = 16_384
 NON_FINITE = "non-finite logits"
 
 

@@ -16,10 +16,11 @@ from clefq.errors import InputError
 from clefq.parity.arrays import BoolArray, FloatArray, IntArray
 from clefq.parity.divergences import QuestionValues, question_values
 from clefq.parity.figures import NONE, pending_figure, resolve, resolve_at
+from clefq.parity.gates import OVERALL
 from clefq.parity.measures import MEAN, PAIRED, SHARE, Measure, find_measure, measures
 from clefq.parity.metric import Metric
 from clefq.parity.pairs import PairedSet, join
-from clefq.parity.statistics import OVERALL, PairStatistics, sampling_of
+from clefq.parity.statistics import PairStatistics, sampling_of
 from clefq.store.predictions import Predictions
 
 LEVELS = ("coverage", "agreement", "confident_agreement", "kl", "tv", "js", "score_mae")

@@ -26,6 +26,7 @@ from clefq.parity.preregistration import (
     Preregistration,
     assess,
 )
+from clefq.parity.report_files import REPORT_FILE
 from clefq.parity.report_json import document_digest, parity_document, read_parity, signed
 from clefq.parity.run import FROM_BOUNDS, FROM_PREDICTIONS, judge_spec, provenance
 from clefq.parity.slices import LENGTH_BANDS, MARGIN_BANDS, OPTION_BANDS
@@ -34,7 +35,6 @@ from clefq.store.atomic import sha256_bytes, sha256_file
 from clefq.store.predictions import PredictionsMeta, read_predictions
 
 STORED_BANNER = "judged from stored bounds: the predictions behind them are not here"
-REPORT_FILE = "parity.json"
 
 
 @dataclass(frozen=True, slots=True)

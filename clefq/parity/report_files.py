@@ -26,6 +26,7 @@ from clefq.parity.report_summary import Sizes, summary_document
 from clefq.store.atomic import disk_error, partial_path, write_json, write_text
 
 SUMMARY_FILE = "summary.json"
+REPORT_FILE = "parity.json"
 BREAKDOWN_COLUMNS = (
     "slice_key",
     "slice",
@@ -91,8 +92,8 @@ def _write_candidate(target: Path, report: CandidateReport, spec: ReportSpec) ->
         frame = flips_frame(statistics.pairs, statistics.values)
         frame.to_parquet(target / "flips.parquet", index=False, compression="zstd")
     document = parity_document(report, spec.provenance)
-    check_document(document, "parity", "parity.json")
-    write_json(target / "parity.json", document)
+    check_document(document, "parity", REPORT_FILE)
+    write_json(target / REPORT_FILE, document)
     drawn = [] if statistics is None else plots(document, statistics, report.noise)
     write_text(target / "report.html", report_html(document, drawn))
     write_text(target / "report.md", report_markdown(document))

@@ -22,6 +22,7 @@ from clefq.parity.figures import (
     resolve_at,
     scope_indices,
 )
+from clefq.parity.gates import OVERALL
 from clefq.parity.measures import Measure, find_measure, measures
 from clefq.parity.metric import Metric
 from clefq.parity.pairs import PairedSet
@@ -29,7 +30,6 @@ from clefq.parity.policies import PREFIXES, Policy, policy_measures
 from clefq.parity.resampling import resampling_key
 from clefq.parity.slices import slice_masks
 
-OVERALL = "overall"
 MACRO_F1 = "macro_f1_delta"
 _POLICY = "policy "
 NO_GATES = "0" * 64

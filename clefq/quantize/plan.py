@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clefq.clef.checkpoint import ARCHITECTURE
 from clefq.clef.fusion import fused_groups
 from clefq.errors import CheckpointError, RecipeError
 from clefq.quantize.protected import protected_reason
 from clefq.quantize.recipes import Recipe, modifiers_of
 
-ARCHITECTURE = "Qwen3_5ForConditionalGeneration"
 # modifiers that change nothing but the weights they quantize
 MODIFIERS = ("QuantizationModifier", "GPTQModifier")
 FORMATS = ("float-quantized", "nvfp4-pack-quantized")

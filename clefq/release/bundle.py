@@ -32,7 +32,7 @@ from clefq.parity.report_summary import Sizes, summary_document
 from clefq.quantize.audit import audit_checkpoint
 from clefq.quantize.manifest import MANIFEST, read_manifest
 from clefq.quantize.source import find_source
-from clefq.release.evidence import AUDIT, REPORT, Place, disagreements, gather
+from clefq.release.evidence import AUDIT, RECIPE, REPORT, Place, disagreements, gather
 from clefq.release.hash_tree import HashTree, write_tree
 from clefq.release.media import MEDIA_FILE, count_media, write_media
 from clefq.release.speed import BENCH, bench_rows
@@ -44,7 +44,7 @@ from clefq.store.sets import MANIFEST_FILE, RECORDS_FILE
 VIEWS = ("report.html", "report.md", "junit.xml", "breakdown.csv", "flips.parquet")
 # In a published folder a second config.json would be taken for a part of the checkpoint.
 CONFIG = "checkpoint-config.json"
-_MODEL_FILES = {"config.json": CONFIG, MANIFEST: MANIFEST, "recipe.yaml": "recipe.yaml"}
+_MODEL_FILES = {"config.json": CONFIG, MANIFEST: MANIFEST, RECIPE: RECIPE}
 
 
 @dataclass(frozen=True, slots=True)

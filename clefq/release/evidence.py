@@ -13,8 +13,9 @@ from typing import Any
 
 from clefq.clef.checkpoint import checkpoint_sha256, open_checkpoint, scheme_of
 from clefq.errors import InputError
-from clefq.parity.report_files import SUMMARY_FILE
+from clefq.parity.report_files import REPORT_FILE, SUMMARY_FILE
 from clefq.parity.report_json import check_document, document_digest, read_parity
+from clefq.parity.verdict import ORDER
 from clefq.quantize.manifest import MANIFEST, Manifest, read_manifest
 from clefq.release.diff import place_of
 from clefq.release.media import Media, media_of
@@ -23,9 +24,10 @@ from clefq.release.weights import Weights, open_weights
 from clefq.store import set_manifest
 from clefq.store.atomic import read_json, sha256_file
 from clefq.store.run import RunFolder
+from clefq.store.sets import MANIFEST_FILE
 
 EVIDENCE = "evidence"
-REPORT = "parity.json"
+REPORT = REPORT_FILE
 AUDIT = "audit.json"
 PLUGIN = "vllm_plugin"
 RECIPE = "recipe.yaml"
@@ -260,7 +262,7 @@ def _parts(weights: Weights) -> dict[str, dict[str, int]]:
 
 
 def _worst_first(item: SetEvidence) -> tuple[int, str]:
-    return -("pass", "inconclusive", "fail", "invalid").index(item.word), item.name
+    return -ORDER.index(item.word), item.name
 
 
 def _audit(place: Place) -> Mapping[str, Any] | None:
@@ -285,8 +287,8 @@ def _set_evidence(path: Path, root: Path | None) -> SetEvidence:
         row, baseline = (rows[0] if rows else None), summary["baseline"]
     folder = None if root is None else root / "sets" / str(document["eval_set"]["name"])
     manifest = media = None
-    if folder is not None and (folder / "manifest.json").is_file():
-        manifest = set_manifest.read_manifest(folder / "manifest.json")
+    if folder is not None and (folder / MANIFEST_FILE).is_file():
+        manifest = set_manifest.read_manifest(folder / MANIFEST_FILE)
         media = media_of(folder)
     return SetEvidence(path, document, row, baseline, manifest, media)
 

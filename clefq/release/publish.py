@@ -21,6 +21,7 @@ from clefq.release.bundle import BundleJob, pack_evidence
 from clefq.release.card import CardOptions, make_card
 from clefq.release.card_text import WrittenCard, card_text, compare, read_card, updated_text
 from clefq.release.evidence import (
+    AUDIT,
     EVIDENCE,
     PLUGIN,
     RELEASE_CODE,
@@ -186,7 +187,7 @@ def _place_checkpoint(model: Path, target: Path, console: Console) -> dict[str, 
 
 
 def _check_audit(job: PublishJob, partial: Path) -> None:
-    body = read_json(partial / EVIDENCE / "models" / job.variant / "audit.json")
+    body = read_json(partial / EVIDENCE / "models" / job.variant / AUDIT)
     if body["passed"] or "audit" in job.options.overrides:
         return
     lines = [f"{b['check']}: {b['subject']} {b['message']}" for b in body["breaches"]]

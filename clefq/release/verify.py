@@ -36,7 +36,7 @@ from clefq.quantize.finish import identity
 from clefq.quantize.manifest import MANIFEST, Manifest, read_manifest
 from clefq.release.archive import unpacked
 from clefq.release.bundle import CONFIG, gates_name, sides_of, summary_of
-from clefq.release.evidence import AUDIT, REPORT
+from clefq.release.evidence import AUDIT, RECIPE, REPORT
 from clefq.release.hash_tree import TREE, HashTree, read_tree, tree_faults
 from clefq.release.media import media_of
 from clefq.store.atomic import compact_json, read_json, sha256_bytes, sha256_file
@@ -318,8 +318,8 @@ def _model_faults(folder: Path) -> Iterator[str]:
         yield f"{folder / MANIFEST}: the checkpoint's hash is not that of its files"
     if sha256_file(folder / CONFIG) != manifest.files.get("config.json"):
         yield f"{folder / CONFIG} is not the one that {MANIFEST} names"
-    if sha256_file(folder / "recipe.yaml") != manifest.recipe["sha256"]:
-        yield f"{folder / 'recipe.yaml'} is not the one that {MANIFEST} names"
+    if sha256_file(folder / RECIPE) != manifest.recipe["sha256"]:
+        yield f"{folder / RECIPE} is not the one that {MANIFEST} names"
     if (folder / AUDIT).is_file():
         yield from _audit_faults(folder / AUDIT, manifest)
     root = folder.parent.parent
