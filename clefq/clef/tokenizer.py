@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Any, Generic, TypeVar
@@ -92,7 +93,6 @@ class PromptTokenizer:
 
     def __init__(self, tokenizer: Any, special: SpecialIds) -> None:
         self._tokenizer = tokenizer
-        self._may_cut = may_cut(tokenizer)
         self.special = special
         self._pieces: BoundedCache[tuple[int, ...]] = BoundedCache(_CACHE_TOKENS)
         self.bodies: BoundedCache[Any] = BoundedCache(_CACHE_TOKENS)
@@ -129,6 +129,10 @@ class PromptTokenizer:
             )
         assert set(ids) == {field.name for field in fields(SpecialIds)}
         return cls(tokenizer, SpecialIds(**ids))
+
+    @cached_property
+    def _may_cut(self) -> bool:
+        return may_cut(self._tokenizer)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, uncached: for states."""

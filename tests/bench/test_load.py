@@ -73,18 +73,20 @@ def test_arrivals_are_poisson_at_the_rate() -> None:
 def test_warm_up_is_not_measured() -> None:
     fake = Fake()
     started: list[float] = []
+    slow: list[int] = []
 
     def slow_at_first(number: int, body: dict[str, Any]) -> Any:
         started.append(time.perf_counter())
         if number and time.perf_counter() - started[1] < 0.6:
+            slow.append(number)
             time.sleep(0.3)
         return body
 
     fake.spoil = slow_at_first
-    (row,) = bench(fake, Load(clients=1), warmup=1.0).rows
-    assert row.latency
-    assert row.latency.p95 < 0.25
-    assert row.requests < len(fake.requests) - 3
+    (row,) = bench(fake, Load(clients=1), warmup=1.5, duration=2.0).rows
+    # the first request only asks whether the server is there
+    assert slow and row.latency
+    assert row.requests <= len(fake.requests) - 1 - len(slow)
 
 
 def test_refusals_are_counted_apart_and_clients_come_back_when_told() -> None:

@@ -125,15 +125,18 @@ def test_interrupted_build_resumes(tmp_path: Path) -> None:
         """
     )
     command = [sys.executable, "-m", "clefq.cli.main", "build", "eval", "big.yaml"]
-    running = subprocess.Popen(
-        command, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
-    )
     first = tmp_path / "sets/.big.work/source-00/state.json"
-    deadline = time.monotonic() + 60
-    while not first.exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    running.send_signal(signal.SIGINT)
-    running.communicate(timeout=60)
+    for _ in range(8):  # a busy machine may run the build to its end before this process goes on
+        running = subprocess.Popen(
+            command, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+        )
+        while not first.exists() and running.poll() is None:
+            time.sleep(0.005)
+        running.send_signal(signal.SIGINT)
+        running.communicate(timeout=60)
+        if running.returncode != 0:
+            break
+        shutil.rmtree(tmp_path / "sets")
     assert running.returncode == 130
     assert not (tmp_path / "sets/big").exists()
     done = clefq("eval", "big.yaml", cwd=tmp_path)
@@ -161,8 +164,8 @@ def test_a_build_that_is_killed_makes_the_same_bytes(tmp_path: Path) -> None:
         time.sleep(delay)
         running.kill()
         running.wait()
-        if running.returncode != 0:
-            assert not (tmp_path / "killed").exists(), delays
+        if (tmp_path / "killed").exists():
+            break  # it was complete: killed on its way out, or not at all
     if not (tmp_path / "killed").exists():
         clefq(*args, "killed", cwd=tmp_path)
     made = {

@@ -10,7 +10,7 @@ from clefq.cli import comparison
 from clefq.cli.comparison import Request
 from clefq.console import Console
 from clefq.engines.predict import PredictJob
-from clefq.errors import InputError
+from clefq.errors import InputError, PredictionsError
 from clefq.store.run import RunFolder
 from tests.cli.parity.conftest import Clefq
 from tests.cli.parity.test_gate_life import bound_run as bound_run
@@ -73,10 +73,9 @@ def test_a_replicate_is_another_run_of_the_same_model(
 
 def test_unusable_names(run_folder: Path, world: World) -> None:
     run = RunFolder(run_folder)
-    bad = write(run_folder / "bad.parquet", predictions(world, "../up"))
+    with pytest.raises(PredictionsError, match="cannot be a folder's name"):
+        write(run_folder / "bad.parquet", predictions(world, "../up"))
     twin = write(run_folder / "twin.parquet", predictions(world, "fp8"))
-    with pytest.raises(InputError, match="cannot name a folder"):
-        comparison.plan(ask("bf16", str(bad)), run)
     with pytest.raises(InputError, match="two candidates"):
         comparison.plan(ask("bf16", "fp8", str(twin)), run)
     with pytest.raises(InputError, match="no --eval SET"):
