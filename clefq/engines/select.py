@@ -7,7 +7,6 @@ serving environment's interpreter. This module imports no engine; it finds them.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from importlib import import_module
 from importlib.util import find_spec
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from clefq.engines.base import Engine, EngineName, EngineSpec
 from clefq.errors import InputError, MissingDependencyError
+from clefq.serving.fleet.devices import visible_gpus
 
 if TYPE_CHECKING:
     from clefq.console import Console
@@ -86,8 +86,7 @@ def fastest_engine() -> EngineName:
 
     Without a GPU, vLLM's CPU build is meant for tests, and its quantized kernels are emulated.
     """
-    has_gpu = shutil.which("nvidia-smi") is not None or Path("/dev/nvidia0").exists()
-    if has_gpu and (runs_here("vllm") or serve_python() is not None):
+    if visible_gpus(os.environ) and (runs_here("vllm") or serve_python() is not None):
         return "vllm"
     return "transformers"
 

@@ -65,13 +65,12 @@ def test_this_interpreter_is_preferred() -> None:
 def test_the_fastest_engine_needs_a_gpu_and_vllm(
     no_environments: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(select.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert select.fastest_engine() == "transformers"
     monkeypatch.setenv("CLEFQ_SERVE_PYTHON", sys.executable)
     assert select.fastest_engine() == "vllm"
-    monkeypatch.setattr(select.shutil, "which", lambda _: None)
-    if not Path("/dev/nvidia0").exists():
-        assert select.fastest_engine() == "transformers"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert select.fastest_engine() == "transformers"
 
 
 def make_job(tmp_path: Path, model: Path, set_path: Path) -> PredictJob:

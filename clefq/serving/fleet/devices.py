@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,14 +35,10 @@ def visible_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 def _gpu_count() -> int:
     if shutil.which("nvidia-smi") is not None:
-        done = subprocess.run(
-            ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-        if done.returncode == 0:
+        command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+        # a driver in trouble may hang; the device files say enough then
+        with suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
             return len(done.stdout.split())
     return sum(path.name[6:].isdigit() for path in Path("/dev").glob("nvidia[0-9]*"))
 
