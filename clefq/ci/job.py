@@ -75,6 +75,10 @@ def _runtime(job: GateJob) -> Runtime:
     return find_runtime(job.engine or fastest_engine(), job.max_length, job.salt)
 
 
+def _no_set() -> InputError:
+    return InputError("no eval set is given.", fix="add --eval SET.")
+
+
 @dataclass
 class Running:
     """One run: the job, and what came of it so far.
@@ -104,8 +108,12 @@ class Running:
         sets = _open_sets(self.job)
         baseline = identify(self.job.baseline, BASELINE)
         _check_files(baseline, sets)
+        if not sets and baseline.predictions is None:
+            raise _no_set()  # before anything is quantized or audited
         candidate = self._candidate(baseline)
         _check_files(candidate, sets)
+        if not sets and candidate.predictions is None:
+            raise _no_set()
         check_apart((baseline, candidate))
         if not self._audit(baseline, candidate):
             return self.result
@@ -178,7 +186,7 @@ class Running:
                 )
             return side.predictions
         if folder is None:
-            raise InputError("no eval set is given.", fix="add --eval SET.")
+            raise _no_set()
         path = self.folder.predictions(folder.name, side.variant)
         with self.result.step("predict") as lines:
             how = self._predict(side, folder, path)

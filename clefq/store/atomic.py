@@ -44,7 +44,8 @@ def atomic_file(path: Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         partial.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a folder that is a file, or cannot be written to
+            partial.unlink()
         raise disk_error(error, path) from error
     except BaseException:
         partial.unlink(missing_ok=True)
@@ -137,7 +138,9 @@ def disk_error(error: OSError, path: Path) -> InputError:
         )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return InputError(f"cannot write {path}.", fix="choose a writable --out.")
-    return InputError(f"cannot use {error.filename or path}: {error.strerror or error}.")
+    # users know the file, not the name under which it is written
+    named = error.filename if error.filename not in (None, str(partial_path(path))) else path
+    return InputError(f"cannot use {named}: {error.strerror or error}.")
 
 
 def write_text(path: Path, text: str) -> None:

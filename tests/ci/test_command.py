@@ -184,6 +184,8 @@ def test_what_would_fail_later_fails_before_quantizing(
     arguments = ("--baseline", WEIGHTS, "--scheme", "fp8", "--eval", eval_set)
     assert clefq(*arguments, "--name", "bf16") == 2
     assert "both called bf16" in capsys.readouterr().err
+    assert clefq(*arguments[:4]) == 2
+    assert "no eval set is given" in capsys.readouterr().err
     monkeypatch.setattr("clefq.engines.select.runs_here", lambda name: False)
     assert clefq(*arguments, "--engine", "transformers") == 2
     assert "transformers is not installed" in capsys.readouterr().err

@@ -184,3 +184,13 @@ def test_an_unwritable_place_is_one_line(
     with pytest.raises(InputError) as caught, sole_writer(tmp_path / "out"):
         pytest.fail("no lock")
     assert str(caught.value) == f"cannot write {tmp_path / 'out'}. Fix: choose a writable --out."
+
+
+def test_a_place_that_is_a_folder_or_below_a_file_is_named_as_given(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    for target in (tmp_path / "folder", tmp_path / "file" / "x.json"):
+        with pytest.raises(InputError) as caught:
+            write_json(target, {})
+        assert ".partial" not in str(caught.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
