@@ -115,7 +115,7 @@ def server(
     from clefq.cli.bench_tables import server_text
     from clefq.console import Console
     from clefq.errors import ExitCode, InputError
-    from clefq.store.atomic import write_json
+    from clefq.store.atomic import check_writable, write_json
 
     if not (0 < duration < _FOREVER and 0 <= warmup < _FOREVER and 0 < timeout < _FOREVER):
         raise InputError(
@@ -135,6 +135,8 @@ def server(
         check=check,
         tolerance=tolerance,
     )
+    if out is not None:
+        check_writable(out)
     console = Console(json_output=json_output, quiet=quiet)
     report = bench_server(job, console)
     if out is not None:
@@ -255,7 +257,7 @@ def offline(
     from clefq.console import Console
     from clefq.engines.base import EngineSpec
     from clefq.engines.models import find_model
-    from clefq.store.atomic import write_json
+    from clefq.store.atomic import check_writable, write_json
 
     here = find_run(run)
     found = tuple(find_model(name, here) for name in models)
@@ -269,6 +271,8 @@ def offline(
         alone=alone,
         again=again,
     )
+    if out is not None:
+        check_writable(out)
     console = Console(json_output=json_output, quiet=quiet)
     report = bench_offline(job, console)
     if out is not None:

@@ -52,6 +52,23 @@ def atomic_file(path: Path) -> Iterator[Path]:
         raise
 
 
+def check_writable(path: Path) -> None:
+    """Whether a file could be written, asked before the hours of work that it should hold.
+
+    Raises:
+        InputError: `path` is a folder, or its folder cannot be made or written to.
+    """
+    if path.is_dir():
+        raise InputError(f"cannot use {path}: Is a directory.", fix="name a file.")
+    partial = partial_path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.touch()
+        partial.unlink()
+    except OSError as error:
+        raise disk_error(error, path) from error
+
+
 @contextmanager
 def atomic_folder(path: Path, *, keep_partial: bool = False) -> Iterator[Path]:
     """Yields the partial folder to fill; renames it to `path` if the block succeeds.

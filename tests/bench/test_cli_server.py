@@ -70,6 +70,8 @@ def test_json_and_the_exit_code_of_wrong_answers() -> None:
         (("http://a", "--lengths", "50000000"), "unknown kind"),
         (("http://a", "--check", "f.parquet"), "--check needs --records"),
         (("http://a", "--records", "nowhere"), "no set nowhere"),
+        (("http://a", "--out", "/"), "Is a directory"),
+        (("http://a", "--out", f"{__file__}/load.json"), "cannot use"),
         (("http://a", "--lengths", "many"), "unknown kind"),
         (("http://127.0.0.1:1", "--lengths", "50"), "questions alone take"),
     ],
