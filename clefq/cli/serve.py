@@ -186,7 +186,7 @@ def command(
         return
     timeouts = Timeouts(request=request_timeout, stall=engine_timeout)
     from clefq.serving.fleet.assembly import Engines
-    from clefq.serving.fleet.server import Address
+    from clefq.serving.fleet.server import Address, leave
     from clefq.serving.http.settings import ServerSettings, limits_from, tokens_from
 
     engines = Engines(
@@ -207,7 +207,7 @@ def command(
         answer_seconds=timeouts.request,
         access_log=access_log,
     )
-    sys.exit(_serve(_Wanted(engines, server, Address(host, port)), console))
+    leave(_serve(_Wanted(engines, server, Address(host, port)), console))
 
 
 @dataclass(frozen=True, slots=True)

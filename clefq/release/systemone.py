@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NoReturn
 
 from clefq import __version__
 from clefq.clef.encoding import DEFAULT_MAX_LENGTH
@@ -35,11 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Of the command line; None takes this process's.
 
     Returns:
-        The exit code.
+        The exit code of a failure; after serving, the process ends here.
     """
     given = _parser().parse_args(arguments)
     try:
-        return serve(given)
+        serve(given)
     except ClefqError as error:
         for line in (error.message, *error.faults, *([f"fix: {error.fix}"] if error.fix else [])):
             print(f"{PROGRAM}: {line}", file=sys.stderr)
@@ -48,15 +49,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
 
 
-def serve(given: argparse.Namespace) -> int:
-    """Checks, loads and serves.
+def serve(given: argparse.Namespace) -> NoReturn:
+    """Checks, loads and serves; ends the process.
 
     Raises:
         ClefqError: No vLLM, no checkpoint, too few GPUs, or a taken port.
     """
     if find_spec("vllm") is None:
         raise MissingDependencyError("vLLM", "pip install 'vllm>=0.25.1,<0.34'")
-    from clefq.serving.fleet.server import Address, listen
+    from clefq.serving.fleet.server import Address, leave, listen
 
     settings = ServeSettings(
         max_length=given.max_length,
@@ -86,7 +87,7 @@ def serve(given: argparse.Namespace) -> int:
     )
     plan_fleet(engines, os.environ)  # what is wrong with the folder shows before the port is taken
     listener = listen(Address(given.host, given.port))
-    return asyncio.run(_run(engines, server, listener))
+    leave(asyncio.run(_run(engines, server, listener)))
 
 
 async def _run(engines: Engines, settings: ServerSettings, listener: object) -> int:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NoReturn
 
 import uvicorn
 
@@ -154,6 +155,7 @@ class FrontServer:
             await self._fleet.close()
             self._failed.cancel()
             await asyncio.gather(http, life, force, self._failed, return_exceptions=True)
+        self._log("stopped.")
         return FORCED if self._force.is_set() else 0
 
     async def _live(self) -> None:
@@ -188,6 +190,17 @@ class _Http(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def leave(code: int) -> NoReturn:
+    """Ends the process without unloading its libraries.
+
+    Everything has been answered and closed by then; the image processor brings in libraries that
+    print pages of complaints while an interpreter takes them down.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _reason(error: Exception) -> str:
