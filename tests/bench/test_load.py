@@ -42,8 +42,10 @@ def test_closed_loop_keeps_so_many_in_flight() -> None:
     assert one.latency and four.latency
     # upper bounds would be bounds on what else the machine is doing
     assert one.latency.median >= 0.04
-    assert one.requests_per_second <= 25
-    assert 2 * one.requests_per_second < four.requests_per_second <= 100
+    # each client's answers fit the measured time, and one may have begun before it
+    assert one.requests <= 0.6 / 0.04 + 1
+    assert four.requests <= 4 * (0.6 / 0.04 + 1)
+    assert 2 * one.requests_per_second < four.requests_per_second
     assert four.tokens_per_second == pytest.approx(100 * four.requests_per_second)
     assert (one.failed, one.refused, one.wrong, one.lost) == (0, 0, 0, 0)
     assert (report.model, report.server, report.n_records) == ("fake-clef", "fake/1", 8)
