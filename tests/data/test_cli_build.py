@@ -125,18 +125,14 @@ def test_interrupted_build_resumes(tmp_path: Path) -> None:
         """
     )
     command = [sys.executable, "-m", "clefq.cli.main", "build", "eval", "big.yaml"]
+    running = subprocess.Popen(
+        command, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+    )
     first = tmp_path / "sets/.big.work/source-00/state.json"
-    for _ in range(8):  # a busy machine may run the build to its end before this process goes on
-        running = subprocess.Popen(
-            command, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
-        )
-        while not first.exists() and running.poll() is None:
-            time.sleep(0.005)
-        running.send_signal(signal.SIGINT)
-        running.communicate(timeout=60)
-        if running.returncode != 0:
-            break
-        shutil.rmtree(tmp_path / "sets")
+    while not first.exists() and running.poll() is None:
+        time.sleep(0.005)
+    running.send_signal(signal.SIGINT)
+    running.communicate(timeout=60)
     assert running.returncode == 130
     assert not (tmp_path / "sets/big").exists()
     done = clefq("eval", "big.yaml", cwd=tmp_path)
