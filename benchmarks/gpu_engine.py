@@ -41,15 +41,16 @@ COUNTS = {"1000": 64, "500": 128, "options-77": 64, "16k": 4, "image-640": 16}
 # Qwen3.5-9B: weights in matrix products per token, two operations each; bf16 rate as measured
 FLOP_PER_TOKEN = 14e9
 BF16_FLOPS = 790e12
-# kernel name -> what it belongs to, first match
+# kernel name -> what it belongs to, first match; compiled kernels are named after all they fuse
 CATEGORIES = {
-    "quantize activations": r"quant|scaled_fp8",
-    "matrix products": r"gemm|nvjet|cutlass|matmul|marlin|wgmma|sm90_xmma|splitK|cublas",
-    "DeltaNet": r"chunk_|delta|l2norm|fused_recurrent|solve_tril|recompute_w_u|cumsum|wy_|gdn",
-    "convolution": r"conv1d|causal_conv",
-    "attention": r"flash|fmha|attention|reshape_and_cache|rotary|mrope",
-    "copies": r"memcpy|memset|copy",
+    "quantize activations": r"^triton_.*scaled_mm|scaled_fp8_quant",
     "compiled elementwise": r"^triton_",
+    "head: products and attention in FP32": r"f32f32_|sgemm|fmha_cutlassF_f32",
+    "attention": r"flash|fmha|attention|reshape_and_cache|rotary|mrope",
+    "matrix products": r"gemm|nvjet|cutlass|matmul|marlin|wgmma|splitK|cublas",
+    "DeltaNet": r"chunk_|delta|l2norm|solve_tril|inverse_kernel|recompute_w_u|cumsum|post_conv",
+    "convolution": r"conv1d",
+    "copies and gathers": r"memcpy|memset|copy|gather|index|fill",
 }
 
 
