@@ -13,13 +13,11 @@ import typer
 from clefq.cli.options import Json, Quiet, Run
 
 if TYPE_CHECKING:
-    import socket
-
     from rich.console import RenderableType
 
     from clefq.console import Console
     from clefq.engines.models import ModelRef
-    from clefq.serving.fleet.assembly import Engines, Plan
+    from clefq.serving.fleet.assembly import Engines
     from clefq.serving.fleet.fleet import Fleet
     from clefq.serving.fleet.server import Address
     from clefq.serving.http.settings import ServerSettings
@@ -272,38 +270,22 @@ def _serve(wanted: _Wanted, console: Console) -> int:
     import asyncio
 
     from clefq.serving.fleet.assembly import plan_fleet
-    from clefq.serving.fleet.server import listen
+    from clefq.serving.fleet.front import run_server
+    from clefq.serving.fleet.server import listen, log_line
 
     plan = plan_fleet(wanted.engines, os.environ)
     listener = listen(wanted.address)
-    return asyncio.run(_run(wanted, plan, listener, console))
-
-
-async def _run(wanted: _Wanted, plan: Plan, listener: socket.socket, console: Console) -> int:
-    from clefq.serving.fleet.server import FrontServer, log_line, url_of
-    from clefq.serving.http.app import create_app
-    from clefq.serving.http.observation import access_log_to
-    from clefq.serving.prompts import PromptMaker
-
-    access_log_to()
     log = (lambda line: None) if console.quiet else log_line
-    fleet = plan.fleet(log)
-    url = url_of(listener)
     count = wanted.engines.copies
     log(
         f"loading {wanted.engines.folder} into {count} engine{'s' * (count > 1)}"
         f" ({'; '.join(plan.places)})"
     )
-    prompts = PromptMaker(wanted.engines.folder, wanted.engines.settings.max_images)
-    app = create_app(fleet, prompts, wanted.server, on_failure=lambda error: server.fail(error))
-    server = FrontServer(
-        app,
-        fleet,
-        lambda: _announce(wanted, fleet, url, console),
-        log,
-        grace=wanted.engines.timeouts.request,
-    )
-    return await server.run(listener)
+
+    def ready(fleet: Fleet, url: str) -> None:
+        _announce(wanted, fleet, url, console)
+
+    return asyncio.run(run_server(plan, wanted.server, listener, ready, log))
 
 
 def _announce(wanted: _Wanted, fleet: Fleet, url: str, console: Console) -> None:

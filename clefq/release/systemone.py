@@ -21,6 +21,7 @@ from clefq import __version__
 from clefq.clef.encoding import DEFAULT_MAX_LENGTH
 from clefq.errors import ClefqError, MissingDependencyError
 from clefq.serving.fleet.assembly import Engines, plan_fleet
+from clefq.serving.fleet.fleet import Fleet
 from clefq.serving.fleet.spec import Timeouts
 from clefq.serving.http.settings import ServerSettings, tokens_from
 from clefq.serving.settings import GDN_BACKENDS, ServeSettings
@@ -57,7 +58,8 @@ def serve(given: argparse.Namespace) -> NoReturn:
     """
     if find_spec("vllm") is None:
         raise MissingDependencyError("vLLM", "pip install 'vllm>=0.25.1,<0.34'")
-    from clefq.serving.fleet.server import Address, leave, listen
+    from clefq.serving.fleet.front import run_server
+    from clefq.serving.fleet.server import Address, leave, listen, log_line
 
     settings = ServeSettings(
         max_length=given.max_length,
@@ -85,32 +87,15 @@ def serve(given: argparse.Namespace) -> NoReturn:
         max_pending=given.max_queue,
         answer_seconds=given.request_timeout,
     )
-    plan_fleet(engines, os.environ)  # what is wrong with the folder shows before the port is taken
+    plan = plan_fleet(engines, os.environ)  # before the port is taken
     listener = listen(Address(given.host, given.port))
-    leave(asyncio.run(_run(engines, server, listener)))
-
-
-async def _run(engines: Engines, settings: ServerSettings, listener: object) -> int:
-    from clefq.serving.fleet.server import FrontServer, log_line, url_of
-    from clefq.serving.http.app import create_app
-    from clefq.serving.http.observation import access_log_to
-    from clefq.serving.prompts import PromptMaker
-
     logging.basicConfig(level=logging.WARNING)
-    access_log_to()
-    fleet = plan_fleet(engines, os.environ).fleet(log_line)
-    url = url_of(listener)  # type: ignore[arg-type]
     log_line(f"loading {engines.folder} into {engines.copies} engine(s)")
-    prompts = PromptMaker(engines.folder, engines.settings.max_images)
-    app = create_app(fleet, prompts, settings, on_failure=lambda error: server.fail(error))
-    server = FrontServer(
-        app,
-        fleet,
-        lambda: log_line(f"ready: {url}/v1/systemone, model {fleet.info.names[0]}"),
-        log_line,
-        grace=engines.timeouts.request,
-    )
-    return await server.run(listener)  # type: ignore[arg-type]
+
+    def ready(fleet: Fleet, url: str) -> None:
+        log_line(f"ready: {url}/v1/systemone, model {fleet.info.names[0]}")
+
+    leave(asyncio.run(run_server(plan, server, listener, ready, log_line)))
 
 
 def _parser() -> argparse.ArgumentParser:
