@@ -29,6 +29,16 @@ def split_model(model: str) -> tuple[str, str | None]:
     return match["repo"], match["revision"]
 
 
+def is_commit(revision: str) -> bool:
+    """Whether a revision is a full commit: 40 hex digits."""
+    return _COMMIT.fullmatch(revision) is not None
+
+
+def snapshot_commit(snapshot: Path, revision: str | None) -> str | None:
+    """The commit of a downloaded folder, which the hub's cache names after it; else `revision`."""
+    return snapshot.name if is_commit(snapshot.name) else revision
+
+
 def resolve_model(model: str) -> Path:
     """The folder of a model, downloaded from the hub where needed.
 
@@ -61,7 +71,7 @@ def find_commit(model: str) -> str:
         CheckpointError: No such repository or revision, no access, or no connection.
     """
     repo, revision = split_model(model)
-    if revision is not None and _COMMIT.fullmatch(revision):
+    if revision is not None and is_commit(revision):
         return revision
     with _one_line(repo, revision):
         import httpx
@@ -72,7 +82,7 @@ def find_commit(model: str) -> str:
             commit = HfApi().model_info(repo, revision=revision).sha
         except (OfflineModeIsEnabled, httpx.TransportError):
             commit = Path(snapshot_download(repo, revision=revision, local_files_only=True)).name
-    if commit is None or not _COMMIT.fullmatch(commit):
+    if commit is None or not is_commit(commit):
         raise CheckpointError(f"the hub names no commit for {model}.", fix="give one: @COMMIT.")
     return commit
 

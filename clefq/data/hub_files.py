@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from clefq.clef.hub import is_commit
 from clefq.data.sources.base import HubFiles, Source
 from clefq.errors import DefinitionError, MissingDependencyError
 from clefq.store.atomic import sha256_bytes
 
 DATA_DIR_VARIABLE = "CLEFQ_DATA_DIR"
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _DONE = "unpacked"
 
 
@@ -42,7 +42,7 @@ class HubChoice:
         found = []
         if _REPOSITORY.fullmatch(self.id) is None:
             found.append(f"{where}.id {self.id!r} is not of the form owner/name")
-        if _COMMIT.fullmatch(self.revision) is None:
+        if not is_commit(self.revision):
             found.append(f"{where}.revision {self.revision!r} is no commit of 40 hex digits")
         return found
 

@@ -6,15 +6,12 @@ run folder.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from clefq.clef.hub import resolve_model, split_model
+from clefq.clef.hub import resolve_model, snapshot_commit, split_model
 from clefq.errors import CheckpointError, InputError
 from clefq.store.run import RunFolder
-
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +55,7 @@ def find_model(name: str, run: RunFolder | None = None) -> ModelRef:
         )
     snapshot = resolve_model(name)
     hub_id, revision = split_model(name)
-    # The hub's cache names a snapshot's folder after its commit.
-    commit = snapshot.name if _COMMIT.fullmatch(snapshot.name) else revision
+    commit = snapshot_commit(snapshot, revision)
     return ModelRef(snapshot, hub_id, commit, hub_id.rpartition("/")[2])
 
 

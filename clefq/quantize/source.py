@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from clefq.clef.hub import resolve_model, split_model
+from clefq.clef.hub import resolve_model, snapshot_commit, split_model
 from clefq.errors import CheckpointError
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHORT_COMMIT = re.compile(r"[0-9a-f]{7,40}")
 _BLOB = re.compile(r"[0-9a-f]{64}")
 
@@ -46,8 +45,7 @@ def find_source(model: str) -> Source:
     snapshot = _cached(repo, revision)
     if snapshot is None:
         snapshot = resolve_model(model)
-    commit = snapshot.name if _COMMIT.fullmatch(snapshot.name) else revision
-    return Source(snapshot, repo, commit)
+    return Source(snapshot, repo, snapshot_commit(snapshot, revision))
 
 
 def _cached(repo: str, revision: str | None) -> Path | None:
