@@ -202,14 +202,42 @@ def _meta(job: PredictJob, folder: SetFolder, info: EngineInfo) -> PredictionsMe
 
         digest = checkpoint_sha256(job.model.folder)
         scheme = scheme_of(open_checkpoint(job.model.folder))
+    return provenance(job.model, folder, info, job.spec, ModelFacts(digest, scheme))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a checkpoint's files say.
+
+    Attributes:
+        sha256: `checkpoint_sha256`, or None where the files are not here.
+        scheme: `scheme_of`, or `unknown`.
+    """
+
+    sha256: str | None
+    scheme: str
+
+
+def provenance(
+    model: ModelRef, folder: SetFolder, info: EngineInfo, spec: EngineSpec, facts: ModelFacts
+) -> PredictionsMeta:
+    """What a predictions file says of its making.
+
+    Args:
+        model: As it was asked for.
+        folder: The set.
+        info: What ran.
+        spec: How.
+        facts: Of the checkpoint.
+    """
     return PredictionsMeta(
         eval_set=folder.name,
         eval_set_sha256=folder.sha256(),
-        model_id=job.model.model_id,
-        model_revision=job.model.revision,
-        model_sha256=digest,
-        variant=job.model.variant,
-        scheme=scheme,
+        model_id=model.model_id,
+        model_revision=model.revision,
+        model_sha256=facts.sha256,
+        variant=model.variant,
+        scheme=facts.scheme,
         engine=info.engine,
         engine_version=info.engine_version,
         kernels=info.kernels,
@@ -218,8 +246,8 @@ def _meta(job: PredictJob, folder: SetFolder, info: EngineInfo) -> PredictionsMe
         device=info.device,
         clefq_version=__version__,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        max_length=job.spec.max_length,
-        truncate_state=job.spec.truncate_state,
+        max_length=spec.max_length,
+        truncate_state=spec.truncate_state,
         probability_quantum=info.probability_quantum,
     )
 

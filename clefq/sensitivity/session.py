@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,10 +14,13 @@ from typing import TYPE_CHECKING, Any
 from clefq import __version__
 from clefq.clef.checkpoint import checkpoint_sha256, open_checkpoint
 from clefq.engines.base import EngineSpec
+from clefq.engines.models import ModelRef
+from clefq.engines.predict import ModelFacts, provenance
 from clefq.errors import InputError
-from clefq.sensitivity.blocks import find_blocks
+from clefq.sensitivity.blocks import BF16, find_blocks
 from clefq.store.atomic import compact_json, sha256_bytes
 from clefq.store.predictions import PredictionsMeta
+from clefq.store.run import BASELINE
 from clefq.store.sets import open_set
 
 if TYPE_CHECKING:
@@ -180,27 +182,10 @@ class Session:
 
     def meta(self) -> PredictionsMeta:
         """Provenance of the baseline's answers."""
-        info, spec = self.engine.info, self.spec.engine
-        return PredictionsMeta(
-            eval_set=self.eval_folder.name,
-            eval_set_sha256=self.eval_folder.sha256(),
-            model_id=self.spec.model_id,
-            model_revision=self.spec.revision,
-            model_sha256=self.model_sha256,
-            variant="bf16",
-            scheme="bf16",
-            engine=info.engine,
-            engine_version=info.engine_version,
-            kernels=info.kernels,
-            arithmetic=info.arithmetic,
-            dtype=info.dtype,
-            device=info.device,
-            clefq_version=__version__,
-            created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            max_length=spec.max_length,
-            truncate_state=spec.truncate_state,
-            probability_quantum=None,
-        )
+        spec = self.spec
+        model = ModelRef(spec.model, spec.model_id, spec.revision, BASELINE)
+        facts = ModelFacts(self.model_sha256, BF16)
+        return provenance(model, self.eval_folder, self.engine.info, spec.engine, facts)
 
     def close(self) -> None:
         """Frees the model, if it was loaded."""
