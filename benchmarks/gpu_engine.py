@@ -22,15 +22,19 @@ Needs clefq importable, numpy, and the engine; no more.
 from __future__ import annotations
 
 import argparse
+import cProfile
 import importlib.util
 import json
 import os
+import pstats
 import re
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +75,10 @@ def main() -> None:
     run.add_argument("--max-images", type=int, default=1)
     run.add_argument("--gdn", default="triton", choices=["auto", "triton", "flashinfer"])
     run.add_argument("--eager", action="store_true")
+    run.add_argument("--engine-args", type=json.loads, default={}, help="more of vLLM's, as JSON")
+    run.add_argument("--variants", nargs="+", default=[], choices=list(VARIANTS))
     run.add_argument("--profile", action="store_true")
+    run.add_argument("--profile-alone", action="store_true", help="where a single record's ms go")
     run.add_argument("--no-head", action="store_true", help="also without the head")
     run.add_argument("--answers", type=Path, help="write the logits of 32 records as JSON")
     run.add_argument("--release-code", type=Path)
@@ -127,9 +134,17 @@ def measure(options: argparse.Namespace) -> dict:
             )
         if options.steps:
             engine.limit_step(options.step_tokens)
-        if options.profile and cuda():
+        if options.variants:
+            row["variants"] = variants(engine, sets[options.kinds[0]], options)
             save()
-            row["profile"] = profile(engine, sets[options.kinds[0]])
+        if options.profile and cuda():
+            row["profile"] = profile(engine, engine.prepare(sets[options.kinds[0]]))
+            save()
+        if options.profile_alone and cuda():
+            row["alone"] = {
+                kind: profile_alone(engine, sets[kind][: options.single])
+                for kind in options.kinds[:2]
+            }
         return row
 
 
@@ -162,12 +177,134 @@ def latency(engine: Any, records: list) -> dict:
     return {"count": seconds.count, "median": seconds.median, "p95": seconds.p95}
 
 
-def profile(engine: Any, records: list) -> dict:
+def variants(engine: Any, records: list, options: argparse.Namespace) -> dict:
+    """The same engine with one kernel exchanged, in turns with the plain one.
+
+    Seconds, latency, and how far the logits move.
+    """
+    from clefq.bench.timing import one_by_one, summary, take_turns
+
+    ready = engine.prepare(records)
+    single = [engine.prepare([record]) for record in records[: options.single]]
+
+    def under(change: Callable[[Any], Any], work: Callable[[], Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            with change(engine):
+                return work()
+
+        return run
+
+    found: dict[str, Any] = {}
+    plain = engine.flat(ready)
+    again = engine.flat(ready[::-1])[::-1]
+    found["plain"] = {"difference": largest(plain, again), "of": "itself, in another order"}
+    works = {"plain": under(nullcontext, lambda: engine.run(ready))}
+    for name in options.variants:
+        try:
+            other = under(VARIANTS[name], lambda: engine.flat(ready))()
+        except Exception as error:
+            found[name] = {"error": repr(error)[:500]}
+            continue
+        found[name] = {"difference": largest(plain, other), "mean": mean_shift(plain, other)}
+        works[name] = under(VARIANTS[name], lambda: engine.run(ready))
+    turns = take_turns(works, options.passes)
+    for name, taken in turns.items():
+        found[name] |= {"seconds": taken.best, "all_seconds": taken.seconds}
+        change = VARIANTS.get(name, nullcontext)
+        with change(engine):
+            found[name]["alone"] = summary(one_by_one(engine.run, single)).median
+    return found
+
+
+def largest(left: list, right: list) -> float:
+    return max(float(abs(a - b).max()) for a, b in zip(left, right, strict=True))
+
+
+def mean_shift(left: list, right: list) -> float:
+    return sum(float(abs(a - b).mean()) for a, b in zip(left, right, strict=True)) / len(left)
+
+
+@contextmanager
+def tril_precision(precision: str, engine: Any) -> Iterator[None]:
+    """The 64 × 64 inverse of each DeltaNet chunk in TF32 products (vLLM's default: FP32)."""
+    del engine
+    modules = [m for name, m in sys.modules.items() if name.endswith(".ops.solve_tril")]
+    before = [module.FLA_TRIL_PRECISION for module in modules]
+    assert modules, "no solve_tril in this vLLM"
+    for module in modules:
+        module.FLA_TRIL_PRECISION = precision
+    try:
+        yield
+    finally:
+        for module, value in zip(modules, before, strict=True):
+            module.FLA_TRIL_PRECISION = value
+
+
+@contextmanager
+def flashinfer_deltanet(engine: Any) -> Iterator[None]:
+    """FlashInfer's DeltaNet prefill kernel instead of Triton's."""
+    rules = engine.clef.runtime.apply_model(
+        lambda model: [m for m in model.modules() if type(m).__name__ == "ChunkGatedDeltaRule"]
+    )[0]
+    before = [rule._forward_method for rule in rules]
+    assert rules, "no ChunkGatedDeltaRule in this vLLM"
+    for rule in rules:
+        rule._forward_method = rule.forward_cuda
+    try:
+        yield
+    finally:
+        for rule, method in zip(rules, before, strict=True):
+            rule._forward_method = method
+
+
+VARIANTS: dict[str, Callable[[Any], Any]] = {
+    "tril-tf32": partial(tril_precision, "tf32"),
+    "tril-tf32x3": partial(tril_precision, "tf32x3"),
+    "flashinfer": flashinfer_deltanet,
+}
+
+
+def profile_alone(engine: Any, records: list) -> dict:
+    """A record at a time: milliseconds of wall time, of kernels, and of the host's functions."""
+    import torch
+
+    ready = [engine.prepare([record]) for record in records]
+    engine.run(ready[0])
+    gpu = profile(engine, ready[0])
+    torch.cuda.synchronize()
+    watch = cProfile.Profile()
+    started = time.perf_counter()
+    watch.enable()
+    for one in ready:
+        engine.run(one)
+    watch.disable()
+    seconds = time.perf_counter() - started
+    functions = []
+    for (file, line, name), (_, calls, own, total, _) in pstats.Stats(watch).stats.items():
+        where = "/".join(file.split("/")[-2:])
+        functions.append((total, own, calls, f"{where}:{line} {name}"))
+
+    def rows(key: int) -> list:
+        ordered = sorted(functions, key=lambda f: -f[key])[:70]
+        n = len(ready)
+        return [
+            [round(f[0] / n * 1e3, 3), round(f[1] / n * 1e3, 3), f[2] / n, f[3]] for f in ordered
+        ]
+
+    return {
+        "gpu": gpu,
+        "watched_ms": seconds / len(ready) * 1e3,
+        "by_total": rows(0),
+        "by_own": rows(1),
+        "columns": ["total ms", "own ms", "calls", "function"],
+    }
+
+
+def profile(engine: Any, ready: list) -> dict:
     """Where one pass spends the GPU's time, by kernel; the rest of the wall time it is idle."""
     import torch
     from torch.profiler import ProfilerActivity
 
-    ready = engine.prepare(records)
     engine.run(ready)
     torch.cuda.synchronize()
     started = time.perf_counter()
@@ -236,6 +373,11 @@ class Vllm:
             gdn_backend=options.gdn,
             eager=options.eager,
         )
+        if options.engine_args:
+            from clefq.serving import runtime
+
+            arguments = runtime.engine_arguments
+            runtime.engine_arguments = lambda *a, **k: arguments(*a, **k) | options.engine_args
         self.clef = Clef(options.model, settings, quiet=not options.verbose)
 
     def facts(self) -> dict:
@@ -262,6 +404,10 @@ class Vllm:
         if any(not one.flat.size for one in scored):
             raise SystemExit("a prompt was not answered")
         return sum(one.input_tokens for one in scored)
+
+    def flat(self, prompts: list) -> list:
+        """The logits of each prompt."""
+        return [one.flat for one in self.clef.runtime.score(prompts)]
 
     def without_head(self, prompts: list) -> int:
         from clefq.serving.pooler import JointHeadPooler

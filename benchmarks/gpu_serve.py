@@ -1,12 +1,16 @@
 """Loads `clefq serve` in several layouts of engines: dp 1, dp 2, tp 2, and so on.
 
-    python benchmarks/gpu_serve.py MODEL --layouts dp1 dp2 tp2 --lengths 1000 [--kill] [-- OPTIONS]
+    python benchmarks/gpu_serve.py MODEL --layouts offline-dp1 dp1 offline-dp2 dp2 tp2 \
+        --lengths 1000 [--kill] [-- OPTIONS]
 
 For each layout a server is started as a user would, with OPTIONS added to `clefq serve`; it is
 loaded with `clefq bench server` (closed loop), asked 16 fixed requests in full precision, whose
 probabilities are compared with the first layout's, and ended with SIGTERM while requests are in
 flight. With `--kill` and several engines the process that runs the first one's model is killed in
 the middle of a second load: every request must be answered or refused with a status.
+
+`offline-` layouts are what `clefq predict --engine vllm --dp N --tp N` runs, without a server:
+records per second of `--offline-count` records of the same lengths, start-up apart.
 """
 
 from __future__ import annotations
@@ -39,17 +43,23 @@ def main() -> None:
     parser.add_argument("--duration", default="20")
     parser.add_argument("--port", type=int, default=8123)
     parser.add_argument("--kill", action="store_true")
+    parser.add_argument("--offline-count", type=int, default=1024)
+    parser.add_argument("--offline-child", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
     split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     options = parser.parse_args(sys.argv[1:split])
     options.serve = sys.argv[split + 1 :]  # options of clefq serve
+    if options.offline_child:
+        offline_child(options, *options.offline_child)
+        return
     rows: list[dict] = []
     for layout in options.layouts:
-        row = measure(options, layout)
+        row = offline(options, layout) if layout.startswith("offline") else measure(options, layout)
         rows.append(row)
         if options.json:
             options.json.write_text(json.dumps(rows))
-        print(line(row, rows[0]), flush=True)
+        served = [one for one in rows if "load" in one]
+        print(line(row, served[0] if served else row), flush=True)
 
 
 def measure(options: argparse.Namespace, layout: str) -> dict:
@@ -81,6 +91,51 @@ def measure(options: argparse.Namespace, layout: str) -> dict:
             if server.poll() is None:
                 server.kill()
         return row
+
+
+def offline(options: argparse.Namespace, layout: str) -> dict:
+    """In a process of its own, so that its memory is free again afterwards."""
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) / "offline.json"
+        command = [sys.executable, __file__, options.model, "--lengths", options.lengths]
+        command += ["--offline-count", str(options.offline_count)]
+        command += ["--offline-child", layout.removeprefix("offline-"), str(out)]
+        environment = {**os.environ, "PYTHONPATH": path()}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        if not out.is_file():
+            return {"layout": layout, "error": (done.stderr or done.stdout)[-3000:]}
+        return {"layout": layout, **json.loads(out.read_text())}
+
+
+def offline_child(options: argparse.Namespace, layout: str, out: str) -> None:
+    from clefq.bench import workload
+    from clefq.clef.tokenizer import PromptTokenizer
+    from clefq.engines.base import EngineSpec
+    from clefq.engines.vllm_engine import open_engine
+
+    folder = model_folder(options.model)
+    name = {"dp": "copies", "tp": "tensor_parallel"}[layout[:2]]
+    kinds = options.lengths.split(",")
+    records = workload.records(PromptTokenizer.from_folder(folder), kinds, options.offline_count)
+    started = time.perf_counter()
+    engine = open_engine(folder, EngineSpec(**{name: int(layout[2:])}))
+    loaded = time.perf_counter() - started
+    for _ in engine.predict(records[:128]):
+        pass
+    started = time.perf_counter()
+    results = [result for group in engine.predict(records) for result in group]
+    seconds = time.perf_counter() - started
+    failed = [result.record_id for result in results if result.errors]
+    row = {"started": loaded, "records": len(results), "failed": len(failed), "seconds": seconds}
+    Path(out).write_text(json.dumps(row))
+    engine.close()
+
+
+def model_folder(model: str) -> Path:
+    import clefq.nano
+
+    folder = Path(model)
+    return folder if folder.is_dir() else Path(clefq.nano.__file__).parent / "weights"
 
 
 def path() -> str:
@@ -141,14 +196,11 @@ def fixed(options: argparse.Namespace) -> list[dict]:
     """Probabilities of 16 fixed requests, in full precision."""
     import httpx
 
-    import clefq.nano
     from clefq.bench import workload
     from clefq.clef.records import record_to_json
     from clefq.clef.tokenizer import PromptTokenizer
 
-    folder = Path(options.model)
-    if not folder.is_dir():
-        folder = Path(clefq.nano.__file__).parent / "weights"
+    folder = model_folder(options.model)
     records = workload.records(PromptTokenizer.from_folder(folder), ["500"], FIXED, seed=7)
     url = f"http://127.0.0.1:{options.port}"
     found = []
@@ -204,6 +256,12 @@ def end_under_load(options: argparse.Namespace, server: subprocess.Popen) -> dic
 def line(row: dict, first: dict) -> str:
     if "error" in row:
         return f"{row['layout']}: FAILED: {row['error']}"
+    if "seconds" in row:
+        rate = row["records"] / row["seconds"]
+        return (
+            f"{row['layout']}: ready in {row['started']:.0f} s, {rate:.1f} records/s "
+            f"({row['records']} records, {row['failed']} failed)"
+        )
     load = row["load"]["rows"][0]
     base = first["load"]["rows"][0]["requests_per_second"] if "load" in first else float("nan")
     text = (

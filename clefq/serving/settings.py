@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +30,8 @@ class ServeSettings:
         max_requests: Most prompts of one engine step.
         max_cudagraph_tokens: CUDA graphs are captured for steps up to this many tokens. Prefill
             is all that this model does, so graphs help only where they reach its sizes.
-        gdn_backend: Kernel of the DeltaNet prefill; `auto` leaves the choice to vLLM.
+        gdn_backend: Kernel of the DeltaNet prefill; `auto` leaves the choice to vLLM, or is
+            `triton` where flashinfer is not installed.
         tensor_parallel: GPUs that share one copy of the model.
         gpu_memory: Fraction of a GPU's memory that vLLM may take.
         eager: No compilation and no CUDA graphs: starts in seconds, runs slower.
@@ -124,8 +126,12 @@ def engine_arguments(folder: Path, settings: ServeSettings, *, cpu: bool) -> dic
         arguments["skip_mm_profiling"] = True
         return arguments
     arguments["gpu_memory_utilization"] = settings.gpu_memory
-    if settings.gdn_backend != "auto":
-        arguments["gdn_prefill_backend"] = settings.gdn_backend
+    backend = settings.gdn_backend
+    if backend == "auto" and find_spec("flashinfer") is None:
+        # on Hopper vLLM chooses flashinfer without looking whether it is there
+        backend = "triton"
+    if backend != "auto":
+        arguments["gdn_prefill_backend"] = backend
     if not settings.eager and settings.max_cudagraph_tokens:
         most = min(settings.max_cudagraph_tokens, settings.step_tokens)
         arguments["cudagraph_capture_sizes"] = graph_sizes(most)
