@@ -26,7 +26,6 @@ from clefq.store.sets import SetFolder, open_set
 if TYPE_CHECKING:
     from clefq.console import Console
     from clefq.parity.compare import JudgeSpec
-    from clefq.parity.report_summary import Sizes
     from clefq.parity.run import SetJob
     from clefq.quantize.report import AuditReport
 
@@ -223,15 +222,17 @@ class Running:
     def _comparison(
         self, folder: SetFolder | None, files: Sequence[Path], sides: Sequence[Side]
     ) -> SetJob:
+        from clefq.parity.report_summary import sizes_of
         from clefq.parity.run import SetJob
 
         baseline, candidate = files
+        here = {side.variant: Path(side.given).expanduser() for side in sides if side.sha256}
         name = folder.name if folder is not None else read_meta(baseline).eval_set
         return SetJob(
             baseline=baseline,
             candidates=(candidate,),
             out=self.folder.report(name),
-            sizes=_sizes(sides),
+            sizes=sizes_of(here),
             inconclusive_fails=self.job.inconclusive_fails,
             expected=None if folder is None else sum(folder.manifest.questions.values()),
         )
@@ -244,15 +245,6 @@ class Running:
             gates = body["gate_file"]["name"]
             lines.append(f"{body['eval_set']['name']}: {body['verdict']} by the gates {gates}")
         self.result.reports.append((job.out, body))
-
-
-def _sizes(sides: Sequence[Side]) -> Sizes:
-    """Bytes of the checkpoints that lie here."""
-    from clefq.parity.report_summary import Sizes
-
-    folders = {side.variant: Path(side.given).expanduser() for side in sides if side.sha256}
-    weights = {name: folder.rglob("*.safetensors") for name, folder in folders.items()}
-    return Sizes(bytes={name: sum(p.stat().st_size for p in w) for name, w in weights.items()})
 
 
 def _check_files(side: Side, sets: list[SetFolder]) -> None:

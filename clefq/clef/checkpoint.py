@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,8 +74,7 @@ class Checkpoint:
     @property
     def nbytes(self) -> int:
         """Bytes on disk of all weights, the head included."""
-        files = (*self.weight_files, self.head_file)
-        return sum(file.stat().st_size for file in files)
+        return weight_bytes(self.folder)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
@@ -113,6 +112,14 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     return checkpoint
 
 
+def weight_bytes(folder: Path) -> int:
+    """Bytes on disk of every `*.safetensors` of a folder, the head included; 0 without any.
+
+    Subfolders such as `clef_head/` count, hidden ones do not.
+    """
+    return sum(path.stat().st_size for _, path in _visible(folder, _is_weights))
+
+
 def checkpoint_sha256(folder: Path) -> str:
     r"""Identity of a checkpoint: a hash over the hashes of all that decides its answers.
 
@@ -123,18 +130,24 @@ def checkpoint_sha256(folder: Path) -> str:
     Raises:
         CheckpointError: The folder holds none of these files.
     """
-    paths = [
-        path
-        for path in folder.rglob("*")
-        if path.is_file() and (path.suffix == ".safetensors" or path.name in _HASHED_FILES)
-    ]
-    named = ((path.relative_to(folder).as_posix(), path) for path in paths)
-    # what hidden folders hold (a download's cache) is no part of the checkpoint
-    names = sorted(pair for pair in named if not f"/{pair[0]}".count("/."))
+    names = sorted(_visible(folder, lambda p: _is_weights(p) or p.name in _HASHED_FILES))
     if not names:
         raise CheckpointError(f"{folder} holds no checkpoint.", fix=_RELEASE_FIX)
     lines = [f"{name}\0{sha256_file(path)}\n" for name, path in names]
     return sha256_bytes("".join(lines).encode())
+
+
+def _is_weights(path: Path) -> bool:
+    return path.suffix == ".safetensors"
+
+
+def _visible(folder: Path, wanted: Callable[[Path], bool]) -> Iterator[tuple[str, Path]]:
+    """The wanted files of a checkpoint with their relative names."""
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        # what hidden folders hold (a download's cache) is no part of the checkpoint
+        if wanted(path) and path.is_file() and not f"/{name}".count("/."):
+            yield name, path
 
 
 def scheme_of(checkpoint: Checkpoint) -> str:

@@ -265,17 +265,16 @@ def sizes(found: SetPlan, run: RunFolder | None = None) -> Sizes:
         found: What is compared.
         run: The run folder, where predictions files given by path may have their checkpoints.
     """
-    from clefq.parity.report_summary import Sizes
+    from clefq.parity.report_summary import sizes_of
 
-    known = {}
+    folders = {}
     for slot in (found.baseline, *found.candidates):
         folder = slot.folder
         if folder is None and run is not None:
             folder = run.model(slot.variant)
-        weights = [] if folder is None else list(folder.rglob("*.safetensors"))
-        if weights:
-            known[slot.variant] = sum(path.stat().st_size for path in weights)
-    return Sizes(bytes=known)
+        if folder is not None:
+            folders[slot.variant] = folder
+    return sizes_of(folders)
 
 
 def expected_questions(found: SetPlan) -> int | None:

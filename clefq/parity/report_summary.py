@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from clefq.clef.checkpoint import weight_bytes
 from clefq.parity.report_json import SUMMARY_SCHEMA
 from clefq.parity.verdict import EXIT_CODES, worst
 
@@ -18,12 +20,22 @@ class Sizes:
     """What is known of the models beyond their answers.
 
     Attributes:
-        bytes: Variant → bytes of its safetensors files.
+        bytes: Variant → bytes on disk of its weights, the head included.
         throughput: Variant → `{"value", "unit", "source"}` where it was measured.
     """
 
     bytes: Mapping[str, int] = field(default_factory=dict)
     throughput: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def sizes_of(folders: Mapping[str, Path]) -> Sizes:
+    """Bytes of the checkpoints that lie here; what holds no weights has none.
+
+    Args:
+        folders: Variant → checkpoint folder.
+    """
+    counted = {variant: weight_bytes(folder) for variant, folder in folders.items()}
+    return Sizes(bytes={variant: count for variant, count in counted.items() if count})
 
 
 def summary_document(documents: Sequence[Mapping[str, Any]], sizes: Sizes) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clefq.clef.checkpoint import LM_HEAD, embeddings_agree
+from clefq.clef.checkpoint import LM_HEAD, embeddings_agree, weight_bytes
 from clefq.clef.config_match import (
     FP8,
     NVFP4,
@@ -108,7 +108,6 @@ def _files(report: AuditReport, found: FolderTensors) -> None:
     for name in found.refs:
         if "language_model.language_model" in name:
             report.breach("files", name, "has a doubled prefix", "loading fails")
-    report.facts["bytes"] = sum(ref.nbytes for ref in found.refs.values())
 
 
 def open_audited(folder: Path) -> Audited:
@@ -139,6 +138,7 @@ def _open(report: AuditReport, folder: Path, config: Mapping[str, Any]) -> Audit
             fix="give a Clef checkpoint, or another one of its architecture.",
         )
     schemes: dict[str, Scheme] = {}
+    report.facts["bytes"] = weight_bytes(folder)
     report.looked_at("config")
     block = quantization_of(config)
     if block is None:

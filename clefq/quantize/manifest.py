@@ -30,7 +30,7 @@ class Manifest:
         versions: Library to version.
         audit: `{"passed", "checks", "breaches"}`.
         formats: Arithmetic (`w4a4`, …) to number of modules.
-        bytes: `{"source", "output"}`, backbone tensors on disk.
+        bytes: `{"source", "output"}`, on disk, of all weights, the joint head included.
         files: File name to SHA-256 of its bytes, for all that is served.
         sha256: Hash over `files`, the checkpoint's identity.
         seconds: Wall time.

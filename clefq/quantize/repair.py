@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clefq import __version__
+from clefq.clef.checkpoint import weight_bytes
 from clefq.clef.fusion import FusedGroup
 from clefq.clef.scheme import scheme_from_config
 from clefq.clef.tensor_files import Buffer, TensorInfo
@@ -355,7 +356,7 @@ def _manifest(task: _Task, audit: AuditReport, out: Path, started: float) -> Non
             audit=summary(audit),
             formats=dict(audit.facts["formats"]),
             bytes={
-                "source": sum(ref.nbytes for ref in task.refs.values()),
+                "source": weight_bytes(folder),
                 "output": int(audit.facts["bytes"]),
             },
             files=files,

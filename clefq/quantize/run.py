@@ -11,7 +11,7 @@ from typing import Any
 
 from clefq import __version__
 from clefq.clef.backbone import layer_types
-from clefq.clef.checkpoint import Checkpoint, open_checkpoint
+from clefq.clef.checkpoint import Checkpoint, open_checkpoint, weight_bytes
 from clefq.clef.encoding import DEFAULT_MAX_LENGTH
 from clefq.clef.tensor_files import TensorInfo
 from clefq.console import Console
@@ -380,7 +380,7 @@ def _manifest(partial: Path, work: Work, report: AuditReport, started: float) ->
         audit=summary(report),
         formats=work.plan.formats,
         bytes={
-            "source": sum(ref.nbytes for ref in work.tensors.values()),
+            "source": weight_bytes(work.source.folder),
             "output": int(report.facts["bytes"]),
         },
         files=files,

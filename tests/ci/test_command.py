@@ -197,7 +197,7 @@ def test_a_candidate_made_before_is_taken_over_if_it_is_the_same(good: Path) -> 
     baseline = identify(str(WEIGHTS), "bf16")
     text, kept = make_candidate(Recipe("nvfp4a16"), baseline, good, Console(quiet=True))
     assert kept
-    assert text.startswith("nvfp4a16 by stream, 2.09× smaller (4.82 MB); audited")
+    assert text.startswith("nvfp4a16 by stream, 1.82× smaller (6.45 MB); audited")
     with pytest.raises(InputError, match="another source, recipe or calibration set"):
         make_candidate(Recipe("fp8"), baseline, good, Console(quiet=True))
 

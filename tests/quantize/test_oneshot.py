@@ -85,6 +85,10 @@ def test_the_manifest_records_source_recipe_and_hashes(
     assert (manifest.calibration is None) is (scheme in ("fp8", "nvfp4a16"))
     assert manifest.peak_memory_bytes > 1e8
     assert manifest.bytes["output"] < manifest.bytes["source"]
+    for key, folder in (("source", source), ("output", result.folder)):
+        files = list(folder.rglob("*.safetensors"))
+        assert "joint_head.safetensors" in {path.name for path in files}
+        assert manifest.bytes[key] == sum(path.stat().st_size for path in files)
 
 
 def test_mixed_is_made_of_its_parts(made: Make) -> None:

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from clefq.clef.checkpoint import Checkpoint, open_checkpoint
+from clefq.clef.tensor_files import read_header
 from clefq.console import Console
 from clefq.errors import InputError, RecipeError
 from clefq.quantize.plan import make_plan
@@ -113,20 +114,14 @@ def test_sizes_are_those_of_the_files(
     release: Path, checkpoint: Checkpoint, blocks: tuple[Block, ...], tmp_path: Path, scheme: str
 ) -> None:
     made = quantize(QuantizeSpec(str(release), scheme), tmp_path / "out", QUIET)
-    head = sum(t.nbytes for t in head_tensors(checkpoint))
     model = cost_model(checkpoint, blocks, 100.0, DEFAULT_SPEEDS)
-    assert model.nbytes(uniform(blocks, scheme)) == made.manifest.bytes["output"] + head
-    assert model.nbytes({}) == made.manifest.bytes["source"] + head
+    for layout, folder in ((uniform(blocks, scheme), made.folder), ({}, release)):
+        files = [*folder.rglob("*.safetensors")]
+        assert model.nbytes(layout) == sum(t.nbytes for f in files for t in read_header(f).values())
     # W4A4 keeps one more scale per Linear
     linears = sum(len(block.modules) for block in blocks)
     more = model.nbytes(uniform(blocks, "nvfp4")) - model.nbytes(uniform(blocks, "nvfp4a16"))
     assert more == 4 * linears
-
-
-def head_tensors(checkpoint: Checkpoint) -> list[object]:
-    from clefq.clef.tensor_files import read_header
-
-    return list(read_header(checkpoint.head_file).values())
 
 
 def test_speed_counts_products_and_what_stays(

@@ -161,7 +161,12 @@ def test_checkpoint_folders_outside_a_run_folder(
 
 
 def test_sizes_are_those_of_the_weights(bound_run: Path, predictor: Predictor) -> None:
-    (bound_run / "models" / "fp8" / "model.safetensors").write_bytes(b"x" * 1000)
+    model = bound_run / "models" / "fp8"
+    (model / "model.safetensors").write_bytes(b"x" * 900)
+    (model / "joint_head.safetensors").write_bytes(b"x" * 100)
+    # left by a download
+    (model / ".cache").mkdir()
+    (model / ".cache" / "part.safetensors").write_bytes(b"x" * 10)
     (found,) = comparison.plan(ask(), RunFolder(bound_run))
     assert comparison.sizes(found).bytes == {"fp8": 1000}
 
