@@ -82,7 +82,7 @@ def in_child(folder: Path, options: argparse.Namespace) -> dict:
         result = Path(work) / "result.json"
         command = [sys.executable, __file__, str(folder), "--one", str(result)]
         for name, value in vars(options).items():
-            if name in ("folders", "one", "out", "against") or value in (None, False):
+            if name in ("folders", "one", "out", "against") or value is None or value is False:
                 continue
             command += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
         path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
