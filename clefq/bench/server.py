@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from clefq.errors import ClefqError, InputError
 _CONNECT = 10.0
 # A server that starts or wakes may take long over its first answer.
 _FIRST_ANSWER = 120.0
+# seconds of silence after which people are told what is waited for
+_PATIENCE = 5.0
 _SHOWN = 200  # characters of what a server that speaks no HTTP sent
 
 
@@ -96,7 +99,8 @@ def bench_server(job: ServerJob, console: Console) -> ServerReport:
         expected = None
         if job.check is not None:
             expected = read_expected(job.check, records, loaded.set_sha256)
-        model, server = _ask_first(address, key, job.model, (records[0], loaded))
+        with _told_of_waiting(address, console):
+            model, server = _ask_first(address, key, job.model, (records[0], loaded))
         bodies = [
             json.dumps(request_body(record, model, loaded.root), ensure_ascii=False).encode()
             for record in records
@@ -134,6 +138,19 @@ def _allow_connections() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+@contextlib.contextmanager
+def _told_of_waiting(address: Address, console: Console) -> Iterator[None]:
+    """Says once, if the block takes long, that the server is waited for."""
+    text = f"waiting up to {_FIRST_ANSWER:.0f} s for a first answer of {address.base}"
+    timer = threading.Timer(_PATIENCE, console.note, (text,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _ask_first(

@@ -1,10 +1,12 @@
 """`clefq bench server` as people call it."""
 
+import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,34 @@ def test_wrong_use_is_one_line(
         run()
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_server_that_keeps_silent_is_said_to_be_waited_for(
+    quiet: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("clefq.bench.server._PATIENCE", 0.05)
+    options = ("--clients", "1", *SHORT, "--json", *(["--quiet"] if quiet else []))
+    with serving(Fake(delay=0.3)) as url:
+        monkeypatch.setattr(sys, "argv", ["clefq", "bench", "server", url, *options])
+        with contextlib.suppress(SystemExit):
+            run()
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["rows"]
+    said = f"waiting up to 120 s for a first answer of {url}\n"
+    assert shown.err.count(said) == (0 if quiet else 1)
+
+
+def test_a_port_where_nothing_listens_is_told_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["clefq", "bench", "server", "http://127.0.0.1:1"])
+    begun = time.monotonic()
+    with pytest.raises(SystemExit):
+        run()
+    assert time.monotonic() - begun < 5.0
+    said = capsys.readouterr().err
+    assert "cannot reach" in said and "start the server" in said and "waiting" not in said
 
 
 def test_a_server_that_wants_a_token_says_so_even_for_its_models(
