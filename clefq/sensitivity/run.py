@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clefq import __version__
+from clefq.errors import InputError
 from clefq.quantize.recipes import Recipe
 from clefq.sensitivity.blocks import BF16, Layout
 from clefq.sensitivity.cost import CostModel, cost_model
 from clefq.sensitivity.figures import Damage
 from clefq.sensitivity.layouts import published_layouts, write_recipe
 from clefq.sensitivity.schema import (
+    ANSWERS_FILE,
+    BASELINE_FILE,
     PUBLISHED,
     PUBLISHED_FOLDER,
     RECIPE_FILE,
@@ -68,6 +71,7 @@ def run_sensitivity(spec: SweepSpec, wanted: SearchSpec, console: Console) -> Se
     """Sweeps, searches and writes everything into `spec.out`.
 
     Raises:
+        InputError: `spec.out` holds something other than a sweep.
         ClefqError: A bad model, set or budget.
     """
     with _locked(spec.out):
@@ -248,12 +252,22 @@ def _engine(baseline: Predictions) -> dict[str, Any]:
     }
 
 
+def _check_own(folder: Path) -> None:
+    """What is there must be a sweep, be it unfinished: its first files are BF16's answers."""
+    names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+    if names and BASELINE_FILE not in names and names != {ANSWERS_FILE}:
+        raise InputError(
+            f"{folder} is there and is not a sensitivity folder.", fix="choose another --out."
+        )
+
+
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """One sweep per folder at a time."""
     with sole_writer(folder):
         try:
             folder.mkdir(exist_ok=True)
+            _check_own(folder)
             yield
         except OSError as error:
             raise disk_error(error, folder) from error

@@ -18,6 +18,8 @@ SUMMARY_FILE = "sensitivity.json"
 RECIPE_FILE = "recipe.yaml"
 REPORT_FILE = "sensitivity.html"
 PUBLISHED_FOLDER = "published"
+# BF16's answers, and what they depend on: the first that a sweep writes
+ANSWERS_FILE, BASELINE_FILE = "baseline.parquet", "baseline.json"
 SEARCHED, PUBLISHED, TRIED = "searched", "published", "tried"
 T = TypeVar("T")
 

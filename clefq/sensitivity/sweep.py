@@ -23,7 +23,15 @@ import numpy as np
 from clefq.errors import ClefqError, InputError
 from clefq.sensitivity.blocks import BF16, Block, Layout
 from clefq.sensitivity.figures import Damage, Judge, Measured
-from clefq.sensitivity.schema import BlockResult, Effort, StoredBlock, load, save
+from clefq.sensitivity.schema import (
+    ANSWERS_FILE,
+    BASELINE_FILE,
+    BlockResult,
+    Effort,
+    StoredBlock,
+    load,
+    save,
+)
 from clefq.sensitivity.session import Session
 from clefq.store.atomic import compact_json, sha256_bytes
 from clefq.store.predictions import Predictions, read_predictions, write_predictions
@@ -161,12 +169,12 @@ def _run_baseline(session: Session, prefix: Prefix) -> Judge:
     by_id = {result.record_id: result for result in results}
     records = [record for record in session.records if record.id in by_id]
     frame = predictions_frame(records, [by_id[record.id] for record in records])
-    write_predictions(session.spec.out / "baseline.parquet", frame, session.meta())
+    write_predictions(session.spec.out / ANSWERS_FILE, frame, session.meta())
     save(
-        session.spec.out / "baseline.json",
+        session.spec.out / BASELINE_FILE,
         StoredBaseline(session.scheme_key([]), seconds, prefix.layers),
     )
-    return Judge(records, read_predictions(session.spec.out / "baseline.parquet"))
+    return Judge(records, read_predictions(session.spec.out / ANSWERS_FILE))
 
 
 def _one(
@@ -274,12 +282,12 @@ def _known(path: Path, session: Session, schemes: Sequence[str]) -> StoredBlock 
 
 def known_baseline(session: Session) -> tuple[Predictions, StoredBaseline] | None:
     """BF16's answers of an earlier run with the same inputs, or None."""
-    path = session.spec.out / "baseline.json"
+    path = session.spec.out / BASELINE_FILE
     try:
         found = load(StoredBaseline, path)
         if found.key != session.scheme_key([]):
             return None
-        return read_predictions(session.spec.out / "baseline.parquet"), found
+        return read_predictions(session.spec.out / ANSWERS_FILE), found
     except InputError:
         return None
 

@@ -290,3 +290,15 @@ def test_records_that_cannot_run_are_left_out_and_said(
     assert 0 < kept < 12
     assert f"left out: {12 - kept} of 12 records" in capsys.readouterr().err
     assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize("foreign", ["model.safetensors", "recipe.yaml", "predictions/a.parquet"])
+def test_a_folder_of_something_else_is_refused(foreign: str, spec_of: Spec, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / foreign).parent.mkdir(parents=True)
+    (out / foreign).write_text("mine")
+    with pytest.raises(InputError, match="is not a sensitivity folder") as caught:
+        run_sensitivity(spec_of(out), SearchSpec(None, DEFAULT_SPEEDS), QUIET)
+    assert caught.value.fix == "choose another --out."
+    assert [path.name for path in out.rglob("*") if path.is_file()] == [Path(foreign).name]
+    assert (out / foreign).read_text() == "mine"
