@@ -9,6 +9,7 @@ the options is kept apart (`position`): it breaks ties and counts levels.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -202,8 +203,10 @@ class _Joined:
         if bool(differs.any()):
             at = int(np.flatnonzero(differs)[0])
             record = self.aligned.record_ids[self.aligned.record_index[at]]
+            # reports keep this sentence: it must be the same wherever the files lie
+            one, other = (Path(name).name for name in self.names)
             raise PairingError(
-                f"{self.names[0]} and {self.names[1]} differ in the {what} of "
+                f"{one} and {other} differ in the {what} of "
                 f"{record}/{self.question_ids[at]} ({int(differs.sum())} questions in all).",
                 fix="predict both on the same set.",
             )

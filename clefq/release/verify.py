@@ -7,7 +7,6 @@ the same library versions. Elsewhere figures may differ by rounding; more than t
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -185,14 +184,8 @@ def _report_faults(path: Path, folder: Path, found: Verified) -> Iterator[str]:
 
 
 def _figures(document: Mapping[str, Any]) -> dict[str, Any]:
-    """All but how, when and in which folder it was made."""
-    kept = {key: value for key, value in document.items() if key != "provenance"}
-    reasons = [_FOLDERS.sub(r"\1", reason) for reason in document["verdict"]["reasons"]]
-    return {**kept, "verdict": {**document["verdict"], "reasons": reasons}}
-
-
-# where predictions contradict each other, the reason names their files
-_FOLDERS = re.compile(r"\S*/([^/\s]+\.parquet)")
+    """All but how and when it was made."""
+    return {key: value for key, value in document.items() if key != "provenance"}
 
 
 def _of_same_keys(value: Any, like: Any) -> Any:

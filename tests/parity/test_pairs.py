@@ -148,6 +148,18 @@ def test_contradictions_make_the_comparison_invalid(column):
     assert caught.value.exit_code == ExitCode.INVALID
 
 
+def test_what_reports_keep_of_a_contradiction_names_no_folder(tmp_path):
+    base = single([[np.log(0.5), np.log(0.5)]])
+    other = base.frame.assign(cohort="d")
+    sides = (
+        replace(base, path=tmp_path / "bf16.parquet"),
+        replace(base, frame=other, path=tmp_path / "fp8.parquet"),
+    )
+    with pytest.raises(PairingError) as caught:
+        join(*sides)
+    assert caught.value.message.startswith("bf16.parquet and fp8.parquet differ in the cohort")
+
+
 def test_another_number_of_options_is_a_contradiction():
     base = single([[np.log(0.5), np.log(0.5)]] * 2)
     frame = base.frame.copy()

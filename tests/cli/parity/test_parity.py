@@ -124,6 +124,8 @@ def test_contradicting_predictions_are_invalid_and_still_reported(
     assert clefq("parity", "--baseline", "bf16") == 4
     document = parity_json(run_folder, "twisted")
     assert (document["verdict"]["word"], document["metrics"]) == ("invalid", {})
+    (reason,) = document["verdict"]["reasons"]
+    assert reason.startswith("bf16.parquet and twisted.parquet differ in the gold of ")
     # the good candidate beside it keeps its own verdict
     assert parity_json(run_folder, "fp8")["verdict"]["word"] == "pass"
 
