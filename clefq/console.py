@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console as RichConsole
 from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 Advance = Callable[[int], None]
 
@@ -34,18 +35,21 @@ class Console:
             if isinstance(stream, TextIOWrapper):
                 # an arrow that a terminal's encoding lacks is no reason to fail
                 stream.reconfigure(errors="replace")
-        self._err = RichConsole(stderr=True, quiet=quiet, highlight=False)
-        self._out = RichConsole(highlight=False)
+        # names and paths are the user's: a [bold] or :x: in them is no markup
+        self._err = RichConsole(
+            stderr=True, quiet=quiet, highlight=False, markup=False, emoji=False
+        )
+        self._out = RichConsole(highlight=False, markup=False, emoji=False)
 
     def note(self, text: str) -> None:
         """One line about what is going on; never part of the result."""
-        self._err.print(text, markup=False)
+        self._err.print(text)
 
     @contextmanager
     def progress(self, label: str, total: int | None) -> Iterator[Advance]:
         """A progress bar on stderr; yields a function of finished units. None: total unknown."""
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeRemainingColumn(compact=True),
@@ -63,6 +67,16 @@ class Console:
             sys.stdout.write("\n")
         else:
             self._out.print(text)
+
+
+def name_table(rows: Iterable[tuple[str, str]]) -> Table:
+    """Names and their values, a line each; a long value folds within its column."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
 
 
 def size_text(count: int) -> str:

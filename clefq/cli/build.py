@@ -99,13 +99,9 @@ def _as_json(result: BuildResult) -> dict[str, Any]:
 
 
 def _as_text(result: BuildResult, definition: Definition) -> Any:
-    from rich.table import Table
-    from rich.text import Text
+    from clefq.console import name_table
 
     manifest = result.folder.manifest
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column()
     questions = ", ".join(f"{count:,} {kind}" for kind, count in manifest.questions.items())
     rows = [
         ("set", f"{manifest.name} ({manifest.role}) → {result.folder.path}"),
@@ -117,9 +113,7 @@ def _as_text(result: BuildResult, definition: Definition) -> Any:
         ("hash", manifest.sha256),
         ("next", _next_command(result, definition)),
     ]
-    for name, value in rows:
-        table.add_row(Text(name, style="bold"), Text(value))
-    return table
+    return name_table(rows)
 
 
 def _source_lines(result: BuildResult) -> list[str]:

@@ -172,14 +172,9 @@ def _json(summary: PredictSummary) -> dict[str, object]:
 
 
 def _text(summary: PredictSummary, job: PredictJob, run: RunFolder | None) -> RenderableType:
-    from rich.table import Table
+    from clefq.console import name_table
 
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True, style="dim")
-    table.add_column(overflow="fold")
-    for name, value in _lines(summary, job, run):
-        table.add_row(name, value)
-    return table
+    return name_table(_lines(summary, job, run))
 
 
 def _lines(

@@ -319,14 +319,9 @@ def ready_json(wanted: _Wanted, fleet: Fleet, url: str) -> dict[str, object]:
 
 def ready_text(wanted: _Wanted, fleet: Fleet, url: str) -> RenderableType:
     """What is served, for people: at most 80 columns."""
-    from rich.table import Table
+    from clefq.console import name_table
 
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True, style="dim")
-    table.add_column(overflow="fold")
-    for name, value in _lines(wanted, fleet, url):
-        table.add_row(name, value)
-    return table
+    return name_table(_lines(wanted, fleet, url))
 
 
 def _lines(wanted: _Wanted, fleet: Fleet, url: str) -> list[tuple[str, str]]:

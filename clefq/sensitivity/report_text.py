@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from clefq.console import size_text
+from clefq.console import name_table, size_text
 from clefq.parity.metric import Metric
 from clefq.parity.report_format import NONE
 from clefq.sensitivity.paired import PairedDifference
@@ -35,13 +35,8 @@ def report_text(found: Sensitivity, out: Path, model: str) -> RenderableType:
         out: Folder that it lies in.
         model: The model as the user named it.
     """
-    tail = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    tail.add_column(no_wrap=True, style="dim")
-    tail.add_column(overflow="fold")
-    for name, value in _tail(found, out, model):
-        tail.add_row(name, value)
     tables = (Text(), block_table(found), Text(), layout_table(found), Text())
-    return Group(*map(Text, _head(found)), *tables, tail)
+    return Group(*map(Text, _head(found)), *tables, name_table(_tail(found, out, model)))
 
 
 def _head(found: Sensitivity) -> list[str]:
