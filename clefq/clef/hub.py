@@ -29,6 +29,12 @@ def split_model(model: str) -> tuple[str, str | None]:
     return match["repo"], match["revision"]
 
 
+def is_hub_id(text: str) -> bool:
+    """Whether a text is `org/name`, without a revision."""
+    match = _HUB_ID.fullmatch(text)
+    return match is not None and match["revision"] is None
+
+
 def is_commit(revision: str) -> bool:
     """Whether a revision is a full commit: 40 hex digits."""
     return _COMMIT.fullmatch(revision) is not None

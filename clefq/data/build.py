@@ -134,13 +134,15 @@ class _Build:
         loads = [(use, self._load(use)) for use in self.definition.sources]
         for _, load in loads:
             load.files()  # what is missing is said before anything is read
+        references = self._given_references()  # before hours of reading, for the same reason
         entries = [
             self._read(use, load, self.work / f"source-{number:02d}")
             for number, (use, load) in enumerate(loads)
         ]
         for entry in entries:
             self._check_canary(entry)
-        references = self._references()
+        if self.definition.role == "calibration" and self.definition.decontaminate.held_out:
+            references += self._held_out()
         self._select(entries, references)
         removed = [row for entry in entries for row in entry.selected.removed]
         self._note_shortage(entries)
@@ -231,14 +233,11 @@ class _Build:
             )
         self.console.note(f"{source} carries a canary: evaluate on it, never calibrate.")
 
-    def _references(self) -> list[Reference]:
-        found = [
+    def _given_references(self) -> list[Reference]:
+        return [
             read_reference(path, self.work / f"against-{number:02d}")
             for number, path in enumerate(self.spec.against)
         ]
-        if self.definition.role == "calibration" and self.definition.decontaminate.held_out:
-            found += self._held_out()
-        return found
 
     def _held_out(self) -> Iterator[Reference]:
         """Held-out splits of the sources, except those that the definition itself uses."""

@@ -20,7 +20,7 @@ from clefq.store.data_files import DataFolder, data_folder
 from clefq.store.run import can_name_folder
 from clefq.store.sets import Role
 from clefq.store.strict import read_strict
-from clefq.store.yaml_text import load_yaml
+from clefq.store.yaml_text import load_yaml, yaml_fault
 
 SCHEMA_VERSION = 1
 FOLDERS: dict[Role, DataFolder] = {"calibration": "calibration", "eval": "evals"}
@@ -132,6 +132,11 @@ def definition_path(role: Role, name_or_file: str) -> Path:
     folder = data_folder(FOLDERS[role])
     path = folder / f"{name_or_file}.yaml"
     if not path.is_file():
+        if given.is_file():
+            raise DefinitionError(
+                f"{given} is no definition (.yaml).",
+                fix="write one that names the file as its source; docs/data.md shows how.",
+            )
         names = ", ".join(sorted(p.stem for p in folder.glob("*.yaml"))) or "none"
         raise DefinitionError(
             f"no {role} definition {name_or_file!r}.",
@@ -151,11 +156,8 @@ def load_definition(path: Path, role: Role) -> Definition:
     except (OSError, UnicodeDecodeError) as error:
         raise DefinitionError(f"cannot read {path}: {error}.") from error
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark is not None else ""
-        problem = getattr(error, "problem", None) or "it cannot be read"
         raise DefinitionError(
-            f"{path} is not valid YAML{where}: {problem}.",
+            f"{path} {yaml_fault(error)}",
             fix="put texts that hold a question mark, colon or comma in quotes.",
         ) from error
     faults: list[str] = []

@@ -23,7 +23,7 @@ from clefq.engines.journal import Journal
 from clefq.engines.models import ModelRef
 from clefq.engines.select import open_engine, runs_here
 from clefq.errors import ClefqError
-from clefq.store.atomic import compact_json, sha256_bytes, sha256_file
+from clefq.store.atomic import check_writable, compact_json, sha256_bytes, sha256_file
 from clefq.store.predictions import PredictionsMeta, write_predictions
 
 if TYPE_CHECKING:
@@ -106,8 +106,10 @@ def predict_set(job: PredictJob, console: Console) -> PredictSummary:
     """Predicts a set and writes the file; hands over to the serving environment where needed.
 
     Raises:
+        InputError: The file cannot be written.
         ClefqError: Bad model, set or options, or an engine that cannot go on.
     """
+    check_writable(job.out)
     if not runs_here(job.engine):
         from clefq.engines.worker import run_elsewhere
 

@@ -23,8 +23,9 @@ from clefq.parity.gate_schema import (
     PolicySpec,
     SliceSelector,
 )
-from clefq.store.yaml_text import load_yaml
+from clefq.store.yaml_text import load_yaml, yaml_fault
 
+_FIX = "mend the gate file (docs/parity.md shows the form)."
 _NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_.")
 
 
@@ -41,15 +42,14 @@ def parse_gates(data: bytes, where: str) -> GateFile:
     try:
         value = load_yaml(data.decode("utf-8"))
     except (UnicodeDecodeError, yaml.YAMLError) as error:
-        line = " ".join(str(error).split())
-        raise GateFileError(f"{where} is not valid YAML: {line}.") from error
+        raise GateFileError(f"{where} {yaml_fault(error)}", fix=_FIX) from error
     faults: list[str] = []
     gates = _gate_file(Fields(value, "", faults), faults)
     if faults:
         raise GateFileError(
             f"{where}: {faults[0]}.",
             faults=faults[1:],
-            fix="mend the gate file (docs/parity.md shows the form).",
+            fix=_FIX,
         )
     return gates
 

@@ -78,9 +78,8 @@ def find_reports(target: Path) -> list[Path]:
         if not any(part.startswith(".") for part in path.relative_to(target).parts)
     )
     if not found:
-        raise InputError(
-            f"{target} holds no {REPORT_FILE}.", fix="make a report with `clefq parity`."
-        )
+        what = f"holds no {REPORT_FILE}" if target.exists() else "is not there"
+        raise InputError(f"{target} {what}.", fix="make a report with `clefq parity`.")
     return found
 
 

@@ -34,6 +34,7 @@ class Calibration:
         prompts: One per record, in set order.
         set_name: Name of the set.
         set_sha256: Hash of the set.
+        role: What the set was built for: `calibration` or `eval`.
         max_length: Token limit per record.
         truncated_records: Records whose state was cut to fit.
     """
@@ -41,6 +42,7 @@ class Calibration:
     prompts: tuple[Prompt, ...]
     set_name: str
     set_sha256: str
+    role: str
     max_length: int
     truncated_records: int
 
@@ -87,7 +89,14 @@ def load_calibration(path: Path, model: Path, max_length: int) -> Calibration:
     prompts = tuple(encoder.encode(record) for record in folder.records())
     if not prompts:
         raise InputError(f"{path} holds no records.", fix="build a calibration set.")
-    return Calibration(prompts, folder.name, folder.sha256(), max_length, encoder.truncated)
+    return Calibration(
+        prompts=prompts,
+        set_name=folder.name,
+        set_sha256=folder.sha256(),
+        role=folder.manifest.role,
+        max_length=max_length,
+        truncated_records=encoder.truncated,
+    )
 
 
 class _Encoder:

@@ -11,7 +11,7 @@ import yaml
 from clefq.errors import InputError, RecipeError
 from clefq.store.atomic import sha256_bytes
 from clefq.store.data_files import data_folder
-from clefq.store.yaml_text import load_yaml
+from clefq.store.yaml_text import load_yaml, yaml_fault
 
 # scheme name -> file in recipes/; a test compares this with the folder
 SCHEMES: dict[str, str] = {
@@ -22,6 +22,7 @@ SCHEMES: dict[str, str] = {
     "mixed": "mixed.yaml",
 }
 DEFAULT_FP8_LAYERS = 8
+_FIX = "start from a file of recipes/ (quant_stage: quant_modifiers: …)."
 _MLP = r"mlp\.(gate|up|down)_proj$"
 
 
@@ -115,7 +116,7 @@ def modifiers_of(text: str, origin: str) -> list[tuple[str, dict[str, Any]]]:
     try:
         body = load_yaml(text)
     except yaml.YAMLError as error:
-        raise RecipeError(f"{origin} is not valid YAML: {_one_line(error)}.") from error
+        raise RecipeError(f"{origin} {yaml_fault(error)}", fix=_FIX) from error
     found = []
     for stage_name, stage in body.items() if isinstance(body, dict) else ():
         if not str(stage_name).endswith("_stage") or not isinstance(stage, dict):
@@ -126,7 +127,7 @@ def modifiers_of(text: str, origin: str) -> list[tuple[str, dict[str, Any]]]:
     if not found:
         raise RecipeError(
             f"{origin} holds no modifiers.",
-            fix="start from a file of recipes/ (quant_stage: quant_modifiers: …).",
+            fix=_FIX,
         )
     return found
 
@@ -135,7 +136,3 @@ def _arguments(args: object, origin: str) -> dict[str, Any]:
     if args is not None and not isinstance(args, dict):
         raise RecipeError(f"{origin}: a modifier's arguments are {args!r}, expected a mapping.")
     return {str(key): value for key, value in (args or {}).items()}
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

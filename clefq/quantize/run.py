@@ -171,6 +171,8 @@ def prepare(spec: QuantizeSpec, console: Console) -> Work:
     method = _method(spec.method, plan, console)
     tensors = open_tensors(source.folder)
     calibration = _calibration(spec, plan, source.folder)
+    if calibration is not None and calibration.role == "eval":
+        console.note(f"{calibration.set_name} is an eval set: judge the result on another one.")
     device = default_device()
     longest = 0 if calibration is None else calibration.longest
     needs = needs_of(method, plan, tensors, device, longest)

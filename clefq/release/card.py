@@ -15,6 +15,7 @@ from typing import Any
 
 import jinja2
 
+from clefq.clef.hub import is_hub_id
 from clefq.errors import InputError
 from clefq.parity.report_format import (
     count,
@@ -44,11 +45,19 @@ class CardOptions:
         base_model: Hub id of the BF16 model, or None to take it from `clefq.json`.
         repo: Hub id under which the checkpoint is to be published, or None.
         overrides: What was published in spite of: `audit` or `card`.
+
+    Raises:
+        InputError: One of the two is no hub id.
     """
 
     base_model: str | None = None
     repo: str | None = None
     overrides: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, value in (("--base-model", self.base_model), ("--repo", self.repo)):
+            if value is not None and not is_hub_id(value):
+                raise InputError(f"{name} {value!r} is no hub id.", fix="give ORG/NAME.")
 
 
 @dataclass(frozen=True, slots=True)

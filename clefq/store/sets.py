@@ -283,5 +283,5 @@ def _media_files(folder: Path) -> list[str]:
 def _no_set(folder: Path) -> InputError:
     return InputError(
         f"{folder} is not a set folder (records.jsonl and manifest.json).",
-        fix="build it with `clefq build eval NAME_OR_FILE --out DIR`.",
+        fix="build it with `clefq build eval|calibration NAME_OR_FILE --out DIR`.",
     )

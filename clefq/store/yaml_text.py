@@ -37,3 +37,10 @@ def load_yaml(text: str) -> Any:
         raise yaml.MarkedYAMLError(problem="it is nested too deeply") from error
     except ValueError as error:
         raise yaml.MarkedYAMLError(problem=str(error)) from error
+
+
+def yaml_fault(error: Exception) -> str:
+    """Why a text cannot be decoded, and where that is known the line, as one line of words."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    where = f", line {mark.line + 1}" if mark is not None else ""
+    return f"is not valid YAML{where}: {' '.join(str(problem or error).split())}."

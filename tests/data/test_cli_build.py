@@ -89,6 +89,8 @@ def test_a_users_own_definition(tmp_path: Path) -> None:
         (("train", "banking77"), "'train' is no role", "say `build calibration`"),
         (("eval", "bank"), "no eval definition 'bank'", "name a .yaml file or one of: anli"),
         (("calibration", "evals.yaml"), "no definition evals.yaml", None),
+        (("eval", __file__), "is no definition (.yaml)", "write one that names the file as its"),
+        (("eval", "nano-eval", "--against", "gone"), "--against gone: no such set or file", None),
         (("eval", "emobank"), "EmoBank is not on the hub", "give the folder that holds emobank/"),
         (("eval", "boolq", "--data-dir", "."), "has no folder boolq/", "put the original files"),
         (("eval", "boolq", "--data-dir", FIXTURES, "--tokenizer", "gone"), "gone", None),

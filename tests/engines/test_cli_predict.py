@@ -127,3 +127,16 @@ def test_without_a_run_folder_the_file_must_be_named(
     assert isinstance(result.exception, InputError)
     assert "no run folder" in result.exception.message
     assert "--out FILE" in str(result.exception.fix)
+
+
+def test_a_file_that_cannot_be_written_shows_before_the_model_is_loaded(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clefq.engines.predict._open", lambda *_: pytest.fail("loads the model"))
+    place = tmp_path / "here"
+    place.mkdir()
+    command = ["predict", "bf16", "--eval", "tiny", "--run", str(run_folder), "--out", str(place)]
+    result = CliRunner().invoke(app, command)
+    assert isinstance(result.exception, InputError)
+    assert result.exception.message == f"cannot use {place}: Is a directory."
+    assert list(tmp_path.glob(".here*")) == []

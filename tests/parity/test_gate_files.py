@@ -30,6 +30,13 @@ def faults_of(data: bytes) -> list[str]:
     return [caught.value.message, *caught.value.faults]
 
 
+def test_what_is_no_yaml_names_the_line_and_a_fix() -> None:
+    with pytest.raises(GateFileError) as caught:
+        parse_gates(b"gates: [1]\ngates: []\n", "g.yaml")
+    assert caught.value.message == "g.yaml is not valid YAML, line 2: the key gates appears twice."
+    assert caught.value.fix is not None
+
+
 def test_bundled_templates_are_what_the_names_say() -> None:
     release = load_gates("release").gates
     required = {g.metric: (g.margin, g.bound) for g in release.gates if g.required}

@@ -19,9 +19,10 @@ from clefq.quantize.calibration import load_calibration
 from clefq.quantize.manifest import read_manifest
 from clefq.quantize.oneshot_worker import Job, calibration_arguments
 from clefq.quantize.recipes import bundled_recipe
-from clefq.quantize.run import QuantizeSpec, quantize
+from clefq.quantize.run import QuantizeSpec, prepare, quantize
 from clefq.quantize.tensors import open_tensors
 from tests.quantize.conftest import Make, run_here
+from tests.quantize.models import build_set
 
 COUNTS = {"fp8": 25, "nvfp4a16": 25, "nvfp4": 25, "nvfp4-mlp": 12, "mixed": 25}
 SCHEMES = tuple(COUNTS)
@@ -171,3 +172,16 @@ def test_gptq_by_the_user_s_recipe(source: Path, calibration_set: Path, tmp_path
     for group in fused_groups(n.rpartition(".")[0] for n in refs if n.endswith("weight_packed")):
         scales = {read_global_scale(refs, m, "weight_global_scale") for m in group.members}
         assert len(scales) == 1
+
+
+def test_calibrating_on_an_eval_set_is_said(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = build_set(tmp_path / "set")
+    spec = QuantizeSpec(str(source), "nvfp4", calibration=folder)
+    prepare(spec, Console())
+    assert "eval set" not in capsys.readouterr().err
+    manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"role": "eval"}), "utf-8")
+    prepare(spec, Console())
+    assert "words is an eval set: judge the result on another one." in capsys.readouterr().err

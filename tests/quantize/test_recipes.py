@@ -146,9 +146,10 @@ def test_a_recipe_that_splits_a_fused_group(source: Path, tmp_path: Path) -> Non
 def test_recipes_that_are_none(source: Path, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("quant_stage: [")
     (tmp_path / "b.yaml").write_text("something: else\n")
-    for name in ("a.yaml", "b.yaml"):
-        with pytest.raises(RecipeError):
+    for name, word in (("a.yaml", "is not valid YAML, line 1: "), ("b.yaml", "no modifiers")):
+        with pytest.raises(RecipeError, match=word) as caught:
             custom_recipe(tmp_path / name)
+        assert caught.value.fix is not None and caught.value.fix.startswith("start from a file")
     path = write(tmp_path / "c.yaml", targets=["Linear"], scheme="FP7", ignore=IGNORE)
     assert "no valid recipe" in refused(source, path)
     path = write(tmp_path / "d.yaml", targets=["re:.*nowhere"], scheme="FP8_DYNAMIC")

@@ -85,6 +85,11 @@ def test_the_upload_command(
 ) -> None:
     out = tmp_path / "my folder"
     arguments = ("bundle", finished, "--variant", "fp8", "--publish", out)
+    for name in ("not a repo", "mine", "me/mine@main"):
+        assert clefq(*arguments, "--repo", name) == 2
+        assert f"--repo {name!r} is no hub id" in capsys.readouterr().err
+    assert clefq(*arguments, "--base-model", "mine") == 2
+    assert "--base-model 'mine' is no hub id" in capsys.readouterr().err
     assert clefq(*arguments, "--repo", "me/mine", "--json") == 0
     body = json.loads(capsys.readouterr().out)
     assert body["command"] == f"hf upload me/mine '{out}' ."

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from clefq.store.yaml_text import load_yaml
+from clefq.store.yaml_text import load_yaml, yaml_fault
 
 
 def test_plain_values_anchors_and_merges_are_read() -> None:
@@ -27,5 +27,14 @@ def test_plain_values_anchors_and_merges_are_read() -> None:
     ],
 )
 def test_what_is_at_fault_is_refused(text: str, word: str) -> None:
-    with pytest.raises(yaml.YAMLError, match=word):
+    with pytest.raises(yaml.YAMLError, match=word) as caught:
         load_yaml(text)
+    said = yaml_fault(caught.value)
+    assert said.startswith("is not valid YAML") and word in said
+    assert "\n" not in said and "unicode string" not in said
+
+
+def test_the_line_of_a_fault_is_told() -> None:
+    with pytest.raises(yaml.YAMLError) as caught:
+        load_yaml("gates: [1]\nname: x\ngates: []\n")
+    assert yaml_fault(caught.value) == "is not valid YAML, line 3: the key gates appears twice."

@@ -88,6 +88,8 @@ def test_wrong_use_and_input_exit_2(
     assert clefq("parity", "--baseline", "bf16", "--gates", gates) == 2
     assert "gates[0].metric: is missing" in capsys.readouterr().err
     assert clefq("gate", run_folder / "report") == 2
+    assert clefq("gate", run_folder / "gone") == 2
+    assert "gone is not there" in capsys.readouterr().err
 
 
 def test_inconclusive_exits_3_and_says_how_much_is_missing(
