@@ -22,8 +22,14 @@ from clefq.engines.base import Engine, EngineInfo, EngineName, EngineSpec, Recor
 from clefq.engines.journal import Journal
 from clefq.engines.models import ModelRef
 from clefq.engines.select import open_engine, runs_here
-from clefq.errors import ClefqError
-from clefq.store.atomic import check_writable, compact_json, sha256_bytes, sha256_file
+from clefq.errors import ClefqError, InputError
+from clefq.store.atomic import (
+    check_writable,
+    compact_json,
+    disk_error,
+    sha256_bytes,
+    sha256_file,
+)
 from clefq.store.predictions import PredictionsMeta, write_predictions
 
 if TYPE_CHECKING:
@@ -32,6 +38,8 @@ if TYPE_CHECKING:
     from clefq.clef.records import Record
     from clefq.console import Console
     from clefq.store.sets import SetFolder
+
+_PARQUET = b"PAR1"  # how every Parquet file begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +114,10 @@ def predict_set(job: PredictJob, console: Console) -> PredictSummary:
     """Predicts a set and writes the file; hands over to the serving environment where needed.
 
     Raises:
-        InputError: The file cannot be written.
+        InputError: The file cannot be written, or holds something else.
         ClefqError: Bad model, set or options, or an engine that cannot go on.
     """
-    check_writable(job.out)
+    _check_out(job.out)
     if not runs_here(job.engine):
         from clefq.engines.worker import run_elsewhere
 
@@ -123,6 +131,22 @@ def predict_set(job: PredictJob, console: Console) -> PredictSummary:
         return _predict(job, folder, records, engine, console)
     finally:
         engine.close()
+
+
+def _check_out(path: Path) -> None:
+    """Older predictions are replaced, a user's other file is not."""
+    check_writable(path)
+    if not path.is_file():
+        return
+    try:
+        with path.open("rb") as file:
+            begin = file.read(len(_PARQUET))
+    except OSError as error:
+        raise disk_error(error, path) from error
+    if begin not in (b"", _PARQUET):
+        raise InputError(
+            f"{path} is there and is not a predictions file.", fix="choose another --out."
+        )
 
 
 def _open(job: PredictJob, console: Console) -> Engine:

@@ -140,3 +140,13 @@ def test_a_file_that_cannot_be_written_shows_before_the_model_is_loaded(
     assert isinstance(result.exception, InputError)
     assert result.exception.message == f"cannot use {place}: Is a directory."
     assert list(tmp_path.glob(".here*")) == []
+
+
+def test_another_file_is_not_overwritten(run_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "records.jsonl"
+    file.write_text("mine")
+    command = ["predict", "bf16", "--eval", "tiny", "--run", str(run_folder), "--out", str(file)]
+    result = CliRunner().invoke(app, command)
+    assert isinstance(result.exception, InputError)
+    assert "is not a predictions file" in result.exception.message
+    assert file.read_text() == "mine"
