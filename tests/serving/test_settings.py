@@ -36,7 +36,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_clef_needs_is_always_set(folder: Path) -> None:
+def test_what_clef_needs_is_always_set(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clefq.serving.settings.find_spec", lambda name: name)
     arguments = engine_arguments(folder, ServeSettings(), cpu=False)
     assert arguments["enable_prefix_caching"] is False
     # one more than the longest prompt, or that prompt never ends
@@ -50,6 +51,15 @@ def test_what_clef_needs_is_always_set(folder: Path) -> None:
     }
     assert "gdn_prefill_backend" not in arguments
     assert "language_model_only" not in arguments
+
+
+def test_triton_where_flashinfer_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clefq.serving.settings.find_spec", lambda name: None)
+    arguments = engine_arguments(folder, ServeSettings(), cpu=False)
+    assert arguments["gdn_prefill_backend"] == "triton"
+    asked = ServeSettings(gdn_backend="flashinfer")
+    assert engine_arguments(folder, asked, cpu=False)["gdn_prefill_backend"] == "flashinfer"
+    assert "gdn_prefill_backend" not in engine_arguments(folder, ServeSettings(), cpu=True)
 
 
 def test_small_steps_hold_no_more_prompts_than_tokens(folder: Path) -> None:

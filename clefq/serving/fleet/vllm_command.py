@@ -32,6 +32,9 @@ def vllm_command(
     """
     arguments = engine_arguments(folder.absolute(), settings, cpu=cpu)
     model = arguments.pop("model")
+    if settings.gdn_backend == "auto":
+        # what is installed here says nothing about the machine that this is pasted on
+        arguments.pop("gdn_prefill_backend", None)
     flags = [word for name, value in arguments.items() for word in _flag(name, value)]
     return {**_VARIABLES, **_needed(engine_environment(settings), cpu)}, [model, *flags]
 
