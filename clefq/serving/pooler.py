@@ -183,22 +183,48 @@ def collect_prompts(hidden_states: torch.Tensor, metadata: Any) -> list[torch.Te
 
 
 def on_device(value: Any, device: torch.device) -> Any:
-    """Copies the tensors inside a dataclass to a device without waiting for it.
+    """Copies the tensors inside a dataclass to a device, all of a dtype at once, without waiting.
 
     A plain copy of pageable memory waits until everything queued before it has run: the backbone
-    would have to finish before the head's kernels are even queued, at every step.
+    would have to finish before the head's kernels are even queued, at every step. And each copy
+    costs the host as much as a kernel: two dozen of them are a millisecond of a single record's
+    latency.
     """
+    if device.type == "cpu":
+        return value
+    return move_together(value, lambda flat: flat.pin_memory().to(device, non_blocking=True))
+
+
+def move_together(value: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """`value` with its tensors moved by `move`, which sees all tensors of a dtype as one.
+
+    Args:
+        value: Tensors inside dataclasses and tuples; everything else stays as it is.
+        move: Takes and returns a flat tensor.
+
+    Returns:
+        The same structure; its tensors are views of what `move` returned.
+    """
+    found: list[torch.Tensor] = []
+    _map_tensors(value, found.append)
+    moved: dict[torch.dtype, Iterator[torch.Tensor]] = {}
+    for dtype in {tensor.dtype for tensor in found}:
+        same = [tensor for tensor in found if tensor.dtype == dtype]
+        flat = move(torch.cat([tensor.reshape(-1) for tensor in same]))
+        moved[dtype] = iter(flat.split([tensor.numel() for tensor in same]))
+    return _map_tensors(value, lambda tensor: next(moved[tensor.dtype]).view(tensor.shape))
+
+
+def _map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     if isinstance(value, torch.Tensor):
-        if device.type == "cpu":
-            return value
-        return value.pin_memory().to(device, non_blocking=True)
+        return change(value)
     if isinstance(value, tuple):
-        return tuple(on_device(item, device) for item in value)
+        return tuple(_map_tensors(item, change) for item in value)
     if is_dataclass(value) and not isinstance(value, type):
-        moved = {
-            field.name: on_device(getattr(value, field.name), device) for field in fields(value)
+        mapped = {
+            field.name: _map_tensors(getattr(value, field.name), change) for field in fields(value)
         }
-        return type(value)(**moved)
+        return type(value)(**mapped)
     return value
 
 

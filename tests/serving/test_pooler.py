@@ -18,7 +18,7 @@ from clefq.clef.encoding import Encoded, PromptTokenizer, encode_record  # noqa:
 from clefq.clef.head import HeadBatch, HeadConfig, JointHead  # noqa: E402
 from clefq.clef.records import Record  # noqa: E402
 from clefq.serving.layout import schema_layout  # noqa: E402
-from clefq.serving.pooler import JointHeadPooler  # noqa: E402
+from clefq.serving.pooler import JointHeadPooler, move_together  # noqa: E402
 from tests.serving.broken import broken_layout  # noqa: E402
 
 VOCABULARY = 2048
@@ -108,6 +108,23 @@ def test_all_prompts_of_a_step_at_once(pooler: JointHeadPooler, encoded: list[En
     outputs = step(pooler, [(r, len(r.token_ids)) for r in requests_of(encoded)])
     for output, expected in zip(outputs, expected_of(pooler, encoded), strict=True):
         torch.testing.assert_close(output, expected, rtol=0, atol=2e-5)
+
+
+def test_indices_move_all_at_once(pooler: JointHeadPooler, encoded: list[Encoded]) -> None:
+    batch = HeadBatch.build(encoded, chunk_tokens=500)
+    copied: list[torch.dtype] = []
+
+    def move(flat: torch.Tensor) -> torch.Tensor:
+        copied.append(flat.dtype)
+        return flat.clone()
+
+    moved = move_together(batch, move)
+    assert sorted(map(str, copied)) == ["torch.bool", "torch.int64"]
+    assert len(batch.chunks) == len(moved.chunks) > 1
+    states = torch.randn(batch.tokens, HEAD.hidden_size)
+    rows = torch.randn(len(batch.option_token_ids), HEAD.hidden_size)
+    with torch.no_grad():
+        assert torch.equal(pooler.head(states, moved, rows), pooler.head(states, batch, rows))
 
 
 def test_prompts_in_chunks_of_any_size(pooler: JointHeadPooler, encoded: list[Encoded]) -> None:
