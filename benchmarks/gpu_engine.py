@@ -8,6 +8,12 @@
         --release-code joint_schema_model.py
     # the table, ratios against the first row
     python benchmarks/gpu_engine.py table row.json …
+    # many rows, one GPU each, within a time limit; the same command goes on where it ended
+    python benchmarks/gpu_engine.py sweep PLAN --out rows --gpus 0 1 --limit 560
+
+A plan has one row a line: NAME MODEL ENGINE [OPTIONS of run]. Its first row is the anchor: every
+call measures it anew on each of its GPUs (1,000 tokens only), and the table's ratios are against
+the anchor of a row's own call and GPU.
 
 `native` is vLLM's own Clef (0.33 and newer), `release` the release's code under transformers.
 
@@ -28,14 +34,18 @@ import json
 import os
 import pstats
 import re
+import shlex
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -83,17 +93,91 @@ def main() -> None:
     run.add_argument("--answers", type=Path, help="write the logits of 32 records as JSON")
     run.add_argument("--release-code", type=Path)
     run.add_argument("--verbose", action="store_true")
+    sweep_ = commands.add_parser("sweep")
+    sweep_.add_argument("plan", type=Path)
+    sweep_.add_argument("--out", type=Path, required=True)
+    sweep_.add_argument("--gpus", nargs="+", default=["0"])
+    sweep_.add_argument("--limit", type=float, default=560, help="seconds that this call may take")
+    sweep_.add_argument("--least", type=float, default=90, help="seconds that a row needs")
     table = commands.add_parser("table")
     table.add_argument("rows", nargs="+", type=Path)
     options = parser.parse_args()
     if options.command == "table":
         print_table([json.loads(path.read_text()) for path in options.rows])
         return
+    if options.command == "sweep":
+        sweep(options)
+        return
     row = measure(options)
     options.json.write_text(json.dumps(row, indent=1))
     print(json.dumps({key: value for key, value in row.items() if key != "profile"}))
     sys.stdout.flush()
     os._exit(0)  # an engine's threads need not be waited for
+
+
+def sweep(options: argparse.Namespace) -> None:
+    """Measures the rows of a plan that are not there yet, GPUs side by side."""
+    ends = time.monotonic() + options.limit
+    options.out.mkdir(parents=True, exist_ok=True)
+    lines = [shlex.split(line, comments=True) for line in options.plan.read_text().splitlines()]
+    rows = [words for words in lines if words]
+    pending: SimpleQueue[list[str]] = SimpleQueue()
+    for words in rows[1:]:
+        if not (options.out / f"{words[0]}.json").is_file():
+            pending.put(words)
+
+    def lane(gpu: str) -> None:
+        name, *rest = rows[0]
+        anchor = run_row([f"{name}-anchor-{gpu}", *rest, "--kinds", "1000"], gpu, options, ends)
+        if anchor is None:
+            return
+        while ends - time.monotonic() > options.least:
+            try:
+                words = pending.get_nowait()
+            except Empty:
+                return
+            row = run_row(words, gpu, options, ends)
+            if row is not None:
+                row["anchor"] = anchor["kinds"]["1000"]
+                (options.out / f"{words[0]}.json").write_text(json.dumps(row, indent=1))
+
+    threads = [threading.Thread(target=lane, args=(gpu,)) for gpu in options.gpus]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    left = [w[0] for w in rows[1:] if not (options.out / f"{w[0]}.json").is_file()]
+    print(f"left: {', '.join(left) or 'nothing'}", flush=True)
+
+
+def run_row(words: list[str], gpu: str, options: argparse.Namespace, ends: float) -> dict | None:
+    """One row in a process of its own; None where it failed or ran out of time."""
+    name, model, engine, *more = words
+    part, log = options.out / f"{name}.part", options.out / f"{name}.log"
+    command = [sys.executable, __file__, "run", model, "--engine", engine, "--name", name]
+    command += ["--json", str(part), *more]
+    started = time.monotonic()
+    with log.open("w") as output:
+        child = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu},
+        )
+        try:
+            code = child.wait(max(1.0, ends - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+            code = -1
+    took = time.monotonic() - started
+    said = log.read_text().strip().splitlines()[-1:] if code else []
+    print(f"{name}: {'done' if not code else 'FAILED'} in {took:.0f} s", *said, flush=True)
+    if code or not part.is_file():
+        return None
+    row: dict = json.loads(part.read_text())
+    part.unlink()
+    return row
 
 
 def measure(options: argparse.Namespace) -> dict:
@@ -539,7 +623,8 @@ def print_table(rows: list[dict]) -> None:
         for kind, found in row["kinds"].items():
             rate = found["records"] / found["seconds"]
             tokens = found["tokens"] / found["seconds"]
-            first = base.get(kind)
+            first = row.get("anchor") if kind == "1000" else None
+            first = first or base.get(kind)
             ratio = rate / (first["records"] / first["seconds"]) if first else float("nan")
             rated = BF16_FLOPS * (2 if row.get("arithmetic") == "w8a8" else 1)
             head = "–"
