@@ -125,6 +125,7 @@ class Facts:
         gpu_fraction: Fraction of a GPU's memory that vLLM may take.
         hub: The hub.
         model: The model that was named.
+        nvcc: Version of CUDA's compiler; None without one.
     """
 
     clefq: str
@@ -140,3 +141,4 @@ class Facts:
     gpu_fraction: float
     hub: Hub
     model: Model | None = None
+    nvcc: tuple[int, int] | None = None

@@ -12,6 +12,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from clefq.doctor.arithmetic import NATIVE, kind_of
 from clefq.doctor.facts import Environment, Facts, Hub, Model, SchemeNeeds
+from clefq.serving.deltanet import OLDEST_NVCC, flashinfer_lacks
 from clefq.serving.plugin import version_warning
 
 State = Literal["ok", "lacking", "not needed"]
@@ -199,6 +200,7 @@ def _serving(facts: Facts) -> Iterator[Finding]:
         yield _torch(SERVING, environment, facts, setup)
     yield from _pins(SERVING, environment, "serve", setup)
     yield _plugin(environment, facts)
+    yield from _deltanet(environment, facts)
     yield _serving_torchvision(environment, setup)
 
 
@@ -250,6 +252,25 @@ def _plugin(environment: Environment, facts: Facts) -> Finding:
         text = f"clefq {version} there, {facts.clefq} here"
         return Finding(SERVING, "plugin", "lacking", text, fix, blocks=False)
     return Finding(SERVING, "plugin", "ok", f"clefq {version}")
+
+
+def _deltanet(environment: Environment, facts: Facts) -> Iterator[Finding]:
+    """On Hopper: whether FlashInfer's kernel can run, or Triton's has to."""
+    if environment.cpu_build or not any(gpu.major == 9 for gpu in facts.gpus):
+        return
+    lacks = flashinfer_lacks(
+        installed="flashinfer-python" in environment.versions,
+        compiled="flashinfer-jit-cache" in environment.versions,
+        nvcc=facts.nvcc,
+    )
+    if lacks is None:
+        yield Finding(SERVING, "DeltaNet", "ok", "FlashInfer's kernel")
+        return
+    text = f"Triton's kernel, some 8 to 11% slower than FlashInfer's: {lacks}"
+    fix = f"install the CUDA toolkit, {'.'.join(map(str, OLDEST_NVCC))} or newer"
+    if "flashinfer-python" not in environment.versions:
+        fix = f"{environment.python} -m pip install flashinfer-python"
+    yield Finding(SERVING, "DeltaNet", "lacking", text, fix, blocks=False)
 
 
 def _serving_torchvision(environment: Environment, setup: str) -> Finding:

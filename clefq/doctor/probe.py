@@ -35,6 +35,7 @@ def probe(model: str | None, *, online: bool) -> Facts:
         CheckpointError: `model` is neither, or its folder is no whole Clef checkpoint.
     """
     from clefq.quantize.preflight import BASE_MEMORY, available_memory
+    from clefq.serving.deltanet import nvcc_version
     from clefq.serving.settings import ServeSettings
 
     found = None if model is None else _find(model)  # first: wrong use ends at once
@@ -62,6 +63,7 @@ def probe(model: str | None, *, online: bool) -> Facts:
         gpu_fraction=ServeSettings().gpu_memory,
         hub=_hub(online),
         model=found,
+        nvcc=nvcc_version(os.environ) if gpus else None,
     )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 from clefq.clef.encoding import DEFAULT_MAX_LENGTH
 from clefq.errors import InputError
+from clefq.serving.deltanet import chosen_backend
 from clefq.serving.head_files import check_format, head_config
 from clefq.serving.layout import ARCHITECTURE
 from clefq.store.atomic import read_json
@@ -31,7 +31,7 @@ class ServeSettings:
         max_cudagraph_tokens: CUDA graphs are captured for steps up to this many tokens. Prefill
             is all that this model does, so graphs help only where they reach its sizes.
         gdn_backend: Kernel of the DeltaNet prefill; `auto` leaves the choice to vLLM, or is
-            `triton` where flashinfer is not installed.
+            `triton` where the kernel that vLLM would choose cannot run.
         tensor_parallel: GPUs that share one copy of the model.
         gpu_memory: Fraction of a GPU's memory that vLLM may take.
         eager: No compilation and no CUDA graphs: starts in seconds, runs slower.
@@ -127,9 +127,8 @@ def engine_arguments(folder: Path, settings: ServeSettings, *, cpu: bool) -> dic
         return arguments
     arguments["gpu_memory_utilization"] = settings.gpu_memory
     backend = settings.gdn_backend
-    if backend == "auto" and find_spec("flashinfer") is None:
-        # on Hopper vLLM chooses flashinfer without looking whether it is there
-        backend = "triton"
+    if backend == "auto":
+        backend = chosen_backend()
     if backend != "auto":
         arguments["gdn_prefill_backend"] = backend
     if not settings.eager and settings.max_cudagraph_tokens:

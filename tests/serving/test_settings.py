@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_what_clef_needs_is_always_set(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clefq.serving.settings.find_spec", lambda name: name)
+    monkeypatch.setattr("clefq.serving.settings.chosen_backend", lambda: "auto")
     arguments = engine_arguments(folder, ServeSettings(), cpu=False)
     assert arguments["enable_prefix_caching"] is False
     # one more than the longest prompt, or that prompt never ends
@@ -53,8 +53,8 @@ def test_what_clef_needs_is_always_set(folder: Path, monkeypatch: pytest.MonkeyP
     assert "language_model_only" not in arguments
 
 
-def test_triton_where_flashinfer_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clefq.serving.settings.find_spec", lambda name: None)
+def test_triton_where_flashinfer_cannot_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clefq.serving.settings.chosen_backend", lambda: "triton")
     arguments = engine_arguments(folder, ServeSettings(), cpu=False)
     assert arguments["gdn_prefill_backend"] == "triton"
     asked = ServeSettings(gdn_backend="flashinfer")
