@@ -300,7 +300,8 @@ def _unpaired(
         word=INVALID,
         sentence=f"Nothing can be said about {candidate.variant}: the predictions contradict "
         "each other.",
-        reasons=(error.message, *error.faults),
+        # without the files' names: a report must be the same wherever they lie
+        reasons=(f"They differ in {error.difference}.",),
         next_step="Predict both models again on the same set, with the same clefq.",
         more_questions=None,
         banners=gate_banners(prereg.status, None),

@@ -9,7 +9,6 @@ the options is kept apart (`position`): it breaks ties and counts levels.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -24,9 +23,21 @@ MISSING = "no answer: the file lacks this question"
 
 
 class PairingError(PredictionsError):
-    """Two predictions files that cannot be compared: the comparison is invalid (exit 4)."""
+    """Two predictions files that cannot be compared: the comparison is invalid (exit 4).
+
+    Args:
+        names: Both files, as the user knows them.
+        difference: What they differ in, and where.
+    """
 
     exit_code = ExitCode.INVALID
+
+    def __init__(self, names: tuple[str, str], difference: str) -> None:
+        super().__init__(
+            f"{names[0]} and {names[1]} differ in {difference}.",
+            fix="predict both on the same set.",
+        )
+        self.difference = difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,13 +214,9 @@ class _Joined:
         if bool(differs.any()):
             at = int(np.flatnonzero(differs)[0])
             record = self.aligned.record_ids[self.aligned.record_index[at]]
-            # reports keep this sentence: it must be the same wherever the files lie
-            one, other = (Path(name).name for name in self.names)
-            raise PairingError(
-                f"{one} and {other} differ in the {what} of "
-                f"{record}/{self.question_ids[at]} ({int(differs.sum())} questions in all).",
-                fix="predict both on the same set.",
-            )
+            where = f"{record}/{self.question_ids[at]}"
+            count = f"{int(differs.sum())} questions in all"
+            raise PairingError(self.names, f"the {what} of {where} ({count})")
 
     def _counts(self, first: SortedOptions, second: SortedOptions) -> IntArray:
         rows = self.aligned.rows

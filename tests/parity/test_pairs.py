@@ -148,16 +148,16 @@ def test_contradictions_make_the_comparison_invalid(column):
     assert caught.value.exit_code == ExitCode.INVALID
 
 
-def test_what_reports_keep_of_a_contradiction_names_no_folder(tmp_path):
+def test_a_contradiction_is_told_with_both_files_and_without_them(tmp_path):
     base = single([[np.log(0.5), np.log(0.5)]])
     other = base.frame.assign(cohort="d")
-    sides = (
-        replace(base, path=tmp_path / "bf16.parquet"),
-        replace(base, frame=other, path=tmp_path / "fp8.parquet"),
-    )
+    paths = tmp_path / "old" / "bf16.parquet", tmp_path / "new" / "bf16.parquet"
+    sides = replace(base, path=paths[0]), replace(base, frame=other, path=paths[1])
     with pytest.raises(PairingError) as caught:
         join(*sides)
-    assert caught.value.message.startswith("bf16.parquet and fp8.parquet differ in the cohort")
+    difference = "the cohort of r0/q (1 questions in all)"
+    assert caught.value.difference == difference
+    assert caught.value.message == f"{paths[0]} and {paths[1]} differ in {difference}."
 
 
 def test_another_number_of_options_is_a_contradiction():

@@ -332,8 +332,10 @@ def test_an_invalid_comparison_is_evidence_too(
     path = run_folder / "predictions" / EVAL / "fp8.parquet"
     found = read_predictions(path)
     frame = found.frame.assign(cohort="another")
-    write_predictions(path, frame, found.meta)
-    arguments = ("parity", "--baseline", "bf16", "--candidate", "fp8", "--run", run_folder)
+    # a bundle calls it fp8.parquet: what the report says must not depend on that
+    elsewhere = tmp_path / "the day before.parquet"
+    write_predictions(elsewhere, frame, found.meta)
+    arguments = ("parity", "--baseline", "bf16", "--candidate", elsewhere, "--run", run_folder)
     assert clefq(*arguments, "--quiet") == 4
     out = tmp_path / "upload"
     assert clefq("bundle", run_folder, "--variant", "fp8", "--publish", out) == 0

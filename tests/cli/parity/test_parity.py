@@ -127,7 +127,7 @@ def test_contradicting_predictions_are_invalid_and_still_reported(
     document = parity_json(run_folder, "twisted")
     assert (document["verdict"]["word"], document["metrics"]) == ("invalid", {})
     (reason,) = document["verdict"]["reasons"]
-    assert reason.startswith("bf16.parquet and twisted.parquet differ in the gold of ")
+    assert reason.startswith("They differ in the gold of ")
     # the good candidate beside it keeps its own verdict
     assert parity_json(run_folder, "fp8")["verdict"]["word"] == "pass"
 
