@@ -73,7 +73,7 @@ class WrittenCard:
         try:
             overrides = tuple(str(name) for name in self.header["overrides"])
             return CardOptions(self.header["base_model"], self.header["repo"], overrides)
-        except (KeyError, TypeError) as error:
+        except (InputError, KeyError, TypeError) as error:
             raise InputError(f"{self.path}: the clefq:card line is malformed.", fix=_FIX) from error
 
 

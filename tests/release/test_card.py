@@ -196,6 +196,20 @@ def test_own_words_stay(clefq: Clefq, run_folder: Path) -> None:
     assert path.read_text() == "# My own card\n"
 
 
+def test_an_edited_header_is_named(
+    clefq: Clefq, run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    card = ("card", run_folder, "--variant", "fp8")
+    assert clefq(*card, "--repo", "me/mine") == 0
+    path = run_folder / "models" / "fp8" / "README.md"
+    text = path.read_text("utf-8")
+    path.write_text(text.replace('"repo": "me/mine"', '"repo": "my own"'), "utf-8")
+    for arguments in (card, (*card, "--check"), (*card, "--repo", "me/mine")):
+        assert clefq(*arguments) == 2
+        said = capsys.readouterr().err
+        assert f"{path}: the clefq:card line is malformed" in said and "--repo" not in said
+
+
 def test_a_checkpoint_outside_of_a_run_folder(clefq: Clefq, run_folder: Path) -> None:
     elsewhere = run_folder.parent / "fp8"
     shutil.move(run_folder / "models" / "fp8", elsewhere)
