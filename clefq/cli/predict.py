@@ -97,7 +97,8 @@ def command(
     """Predict every question of a set and write the predictions file.
 
     Interrupted, the same command continues. A record that is too long, or whose logits are not
-    finite, becomes rows with an error; the coverage gate judges them.
+    finite, becomes rows with an error; the coverage gate judges them. Where
+    every question ends so, the file is written and the exit code is 2.
     """
     from clefq.cli.comparison import find_run
     from clefq.console import Console
@@ -121,6 +122,7 @@ def command(
     folder = find_run(run)
     job = _job(choice, spec, folder)
     summary = predict_set(job, console)
+    _check_answers(summary)
     console.result(_json(summary), _text(summary, job, folder))
 
 
@@ -161,6 +163,18 @@ def _job(choice: _Choice, spec: EngineSpec, run: RunFolder | None) -> PredictJob
             )
         out = run.predictions(open_set(set_path).name, model.variant)
     return PredictJob(model, set_path, out, choice.engine, spec, choice.url)
+
+
+def _check_answers(summary: PredictSummary) -> None:
+    """No answer at all is no result: something that every record shares is wrong."""
+    from clefq.errors import InputError
+
+    if 0 < summary.questions == summary.errors:
+        why = (summary.first_error or "").rstrip(".")
+        raise InputError(
+            f"{summary.out}: each of {summary.questions:,} questions failed, most often: {why}.",
+            fix="mend the cause and run it again; clefq parity judges the file as it is invalid.",
+        )
 
 
 def _json(summary: PredictSummary) -> dict[str, object]:

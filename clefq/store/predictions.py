@@ -311,7 +311,8 @@ def _table_of(path: Path, file: pq.ParquetFile) -> pa.Table:
     return table
 
 
-_AGAIN_FIX = "make it again with `clefq predict`."
+# removed first: `clefq predict` replaces no file that may be a user's own
+_AGAIN_FIX = "remove it and make it again with `clefq predict`."
 _IMPORT_FIX = "make it with `clefq predict`, or with `clefq import` from another tool's answers."
 
 

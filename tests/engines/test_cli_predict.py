@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from clefq.cli.main import app
 from clefq.engines.predict import PredictJob, PredictSummary
-from clefq.errors import InputError
-from clefq.store.predictions import read_meta
+from clefq.errors import ExitCode, InputError
+from clefq.store.predictions import read_meta, read_predictions
 
 SUMMARY = PredictSummary(
     out="predictions/tiny/nvfp4.parquet",
@@ -84,6 +84,26 @@ def test_the_summary_fits_80_columns(run_folder: Path, jobs: list[PredictJob]) -
     ]
     assert jobs[0].out == run_folder / "predictions" / "tiny" / "nvfp4.parquet"
     assert jobs[0].model.variant == "nvfp4"
+
+
+@pytest.mark.parametrize(("limit", "answers"), [(5, False), (700, True)])
+def test_a_run_without_a_single_answer_fails_and_leaves_its_file(
+    run_folder: Path, limit: int, answers: bool
+) -> None:
+    command = ["predict", "bf16", "--eval", "tiny", "--run", str(run_folder), "--threads", "1"]
+    result = CliRunner().invoke(app, [*command, "--max-length", str(limit)])
+    out = run_folder / "predictions" / "tiny" / "bf16.parquet"
+    failed = read_predictions(out).frame["error"].notna()
+    assert failed.any() and failed.all() != answers
+    if answers:
+        assert result.exit_code == 0, result.output
+        return
+    error = result.exception
+    assert isinstance(error, InputError) and error.exit_code == ExitCode.USAGE
+    begin = f"{out}: each of {len(failed)} questions failed, most often: record "
+    assert error.message.startswith(begin) and not error.message.endswith("..")
+    assert "run it again" in str(error.fix)
+    assert result.stdout == ""
 
 
 def test_options_reach_the_engine(run_folder: Path, jobs: list[PredictJob]) -> None:

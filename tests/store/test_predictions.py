@@ -228,8 +228,10 @@ def test_foreign_files_are_refused_with_a_fix(tmp_path):
     with pytest.raises(PredictionsError, match="no predictions file"):
         read_predictions(path)
     path.write_bytes(b"not parquet")
-    with pytest.raises(PredictionsError, match="not a whole Parquet"):
+    with pytest.raises(PredictionsError, match="not a whole Parquet") as caught:
         read_predictions(path)
+    # where it lies, `clefq predict` would refuse to write
+    assert str(caught.value.fix).startswith("remove it and")
     pq.write_table(pa.table({"a": [1]}), path)
     with pytest.raises(PredictionsError, match="no clefq metadata"):
         read_predictions(path)
