@@ -63,8 +63,9 @@ def check_writable(path: Path) -> None:
     partial = partial_path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.touch()
-        partial.unlink()
+        if not partial.exists():  # else it may be what another process is writing just now
+            partial.touch()
+            partial.unlink()
     except OSError as error:
         raise disk_error(error, path) from error
 

@@ -15,6 +15,7 @@ from clefq.errors import InputError
 from clefq.store.atomic import (
     atomic_file,
     atomic_folder,
+    check_writable,
     compact_json,
     partial_path,
     read_json,
@@ -45,6 +46,16 @@ def test_failure_keeps_the_old_file_and_leaves_no_partial(
         raise error
     assert target.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["x.txt"]
+
+
+def test_asking_whether_a_file_can_be_written_disturbs_no_one_who_writes_it(tmp_path: Path) -> None:
+    target = tmp_path / "x.txt"
+    check_writable(target)
+    assert list(tmp_path.iterdir()) == []
+    with atomic_file(target) as partial:
+        partial.write_text("new")
+        check_writable(target)
+    assert target.read_text() == "new"
 
 
 def test_full_disk_is_one_line(tmp_path: Path) -> None:
