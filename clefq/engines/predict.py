@@ -23,14 +23,8 @@ from clefq.engines.journal import Journal
 from clefq.engines.models import ModelRef
 from clefq.engines.select import open_engine, runs_here
 from clefq.errors import ClefqError, InputError
-from clefq.store.atomic import (
-    check_writable,
-    compact_json,
-    disk_error,
-    sha256_bytes,
-    sha256_file,
-)
-from clefq.store.predictions import PredictionsMeta, write_predictions
+from clefq.store.atomic import check_writable, compact_json, sha256_bytes, sha256_file
+from clefq.store.predictions import PredictionsMeta, holds_something_else, write_predictions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,8 +32,6 @@ if TYPE_CHECKING:
     from clefq.clef.records import Record
     from clefq.console import Console
     from clefq.store.sets import SetFolder
-
-_PARQUET = b"PAR1"  # how every Parquet file begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,16 +128,10 @@ def predict_set(job: PredictJob, console: Console) -> PredictSummary:
 def _check_out(path: Path) -> None:
     """Older predictions are replaced, a user's other file is not."""
     check_writable(path)
-    if not path.is_file():
-        return
-    try:
-        with path.open("rb") as file:
-            begin = file.read(len(_PARQUET))
-    except OSError as error:
-        raise disk_error(error, path) from error
-    if begin not in (b"", _PARQUET):
+    if path.is_file() and holds_something_else(path):
         raise InputError(
-            f"{path} is there and is not a predictions file.", fix="choose another --out."
+            f"{path} is there and is not a predictions file.",
+            fix="remove it or choose another --out.",
         )
 
 

@@ -21,13 +21,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from clefq.errors import PredictionsError
-from clefq.store.atomic import atomic_file
+from clefq.store.atomic import atomic_file, disk_error
 from clefq.store.list_columns import ListColumn, list_column
 from clefq.store.run import can_name_folder
 from clefq.store.strict import read_strict
 
 SCHEMA_VERSION = 1
 METADATA_KEY = b"clefq"
+_PARQUET = b"PAR1"  # how every Parquet file begins
 KERNELS = ("real", "simulated")
 ARITHMETIC = ("bf16", "w8a8", "w4a16", "w4a4")
 _HEX64 = re.compile(r"[0-9a-f]{64}")
@@ -259,6 +260,27 @@ def write_predictions(path: Path, frame: pd.DataFrame, meta: PredictionsMeta) ->
     table = table.replace_schema_metadata({METADATA_KEY: blob})
     with atomic_file(path) as partial:
         pq.write_table(table, partial, compression="zstd")
+
+
+def holds_something_else(path: Path) -> bool:
+    """Whether a file has content of a user's that predictions must not replace.
+
+    Predictions of any kind may be replaced, and so may an empty or a damaged Parquet file.
+
+    Raises:
+        InputError: It cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            begin = file.read(len(_PARQUET))
+    except OSError as error:
+        raise disk_error(error, path) from error
+    if begin != _PARQUET:
+        return begin != b""
+    try:
+        return METADATA_KEY not in (_open(path).schema_arrow.metadata or {})
+    except PredictionsError:
+        return False
 
 
 def read_meta(path: Path) -> PredictionsMeta:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
@@ -162,11 +164,29 @@ def test_a_file_that_cannot_be_written_shows_before_the_model_is_loaded(
     assert list(tmp_path.glob(".here*")) == []
 
 
-def test_another_file_is_not_overwritten(run_folder: Path, tmp_path: Path) -> None:
-    file = tmp_path / "records.jsonl"
-    file.write_text("mine")
+@pytest.mark.parametrize("name", ["records.jsonl", "data.parquet"])
+def test_another_file_is_not_overwritten(run_folder: Path, tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    if name.endswith(".parquet"):
+        pd.DataFrame({"text": ["mine"]}).to_parquet(file)
+    else:
+        file.write_text("mine")
+    before = file.read_bytes()
     command = ["predict", "bf16", "--eval", "tiny", "--run", str(run_folder), "--out", str(file)]
     result = CliRunner().invoke(app, command)
     assert isinstance(result.exception, InputError)
     assert "is not a predictions file" in result.exception.message
-    assert file.read_text() == "mine"
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("damage", [lambda content: b"", lambda content: content[:-40]])
+def test_damaged_predictions_are_replaced(
+    run_folder: Path, tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    file = tmp_path / "bf16.parquet"
+    command = ["predict", "bf16", "--eval", "tiny", "--run", str(run_folder), "--out", str(file)]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    whole = pd.read_parquet(file)
+    file.write_bytes(damage(file.read_bytes()))
+    assert CliRunner().invoke(app, command).exit_code == 0
+    pd.testing.assert_frame_equal(pd.read_parquet(file), whole)
