@@ -22,6 +22,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ def main() -> None:
     parser.add_argument("--duration", default="20")
     parser.add_argument("--port", type=int, default=8123)
     parser.add_argument("--kill", action="store_true")
+    parser.add_argument("--ready", type=float, default=300, help="seconds to be ready within")
     parser.add_argument("--offline-count", type=int, default=1024)
     parser.add_argument("--offline-child", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
@@ -75,8 +77,12 @@ def measure(options: argparse.Namespace, layout: str) -> dict:
         )
         row: dict[str, Any] = {"layout": layout}
         try:
+            # a server that is not ready in time is ended, which ends its line too
+            watchdog = threading.Timer(options.ready, server.kill)
+            watchdog.start()
             facts = json.loads(server.stdout.readline() or "{}")
             wait_ready(options.port, server)
+            watchdog.cancel()
             row |= {"started": time.perf_counter() - started, "facts": facts}
             row["load"] = bench(options)
             row["fixed"] = fixed(options)
