@@ -99,8 +99,13 @@ class Service:
         gc.freeze()
 
     def close(self) -> None:
-        """Ends the threads."""
+        """Ends the threads, and lets the interpreter collect what `warm` has frozen.
+
+        Extension modules whose objects are still there when it ends complain at length, below the
+        error that the user should read.
+        """
         self._pool.shutdown(wait=False, cancel_futures=True)
+        gc.unfreeze()
 
     def dialect(self, headers: Headers) -> Dialect:
         """The dialect that a request asks for; the server's own where it names no sound one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import gzip
 import io
 import json
@@ -316,9 +317,12 @@ def test_the_app_starts_and_drains_its_backend(prompts: PromptMaker) -> None:
                     break
                 await asyncio.sleep(0.01)
             assert (backend.started, backend.drained) == (1, 0)
+            assert gc.get_freeze_count() > 0
 
     asyncio.run(live())
     assert (backend.state, backend.drained) == ("draining", 1)
+    # or extension modules complain about their objects when the interpreter ends
+    assert gc.get_freeze_count() == 0
 
 
 def test_a_backend_that_cannot_start_is_reported(prompts: PromptMaker) -> None:
