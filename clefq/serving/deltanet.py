@@ -1,7 +1,9 @@
 """Which kernel runs the DeltaNet prefill where that is left to us.
 
 On Hopper vLLM takes FlashInfer's kernel, which is the fastest, without asking whether it can run:
-it is compiled at the first prompt, and where that fails the engine dies.
+it is compiled at the first prompt, and where that fails the engine dies. Nor does vLLM ask whether
+the model fits: the kernel accepts smaller heads than it was written for, and then reads and writes
+beside their states.
 """
 
 from __future__ import annotations
@@ -13,11 +15,19 @@ import subprocess
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 # The first toolkit whose headers have what the kernel uses (vLLM pull request 37507).
 OLDEST_NVCC = (12, 6)
 _DEFAULT_CUDA = Path("/usr/local/cuda")
+# The head size that FlashInfer's kernel addresses its states with, whatever the model's.
+FLASHINFER_HEAD = 128
+
+
+def fits_flashinfer(config: Mapping[str, Any]) -> bool:
+    """Whether the DeltaNet heads of a text model are of the size of FlashInfer's kernel."""
+    names = ("linear_key_head_dim", "linear_value_head_dim")
+    return all(config.get(name) == FLASHINFER_HEAD for name in names)
 
 
 def chosen_backend() -> Literal["auto", "triton"]:

@@ -6,7 +6,7 @@ imported outside of vLLM's processes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from clefq.clef.head import JointHead
 from clefq.clef.head_config import HEAD_FILE
+from clefq.serving.deltanet import FLASHINFER_HEAD, fits_flashinfer
 from clefq.serving.head_files import check_format, head_config, head_subfolder
 from clefq.serving.pooler import JointHeadPooler
 
@@ -47,6 +48,7 @@ class ClefqForJointSchema(Qwen3_5ForConditionalGeneration):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "model") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         model = vllm_config.model_config
+        check_deltanet(self, model.hf_text_config.to_dict())
         check_format(model.model)
         subfolder = head_subfolder(model.model)
         config = head_config(model.model, getattr(model.hf_config, "joint_head_config", None))
@@ -73,6 +75,22 @@ class ClefqForJointSchema(Qwen3_5ForConditionalGeneration):
         # ParallelLMHead forbids look-ups; its parent class does them, across ranks too.
         rows: Any = VocabParallelEmbedding.forward(self.language_model.lm_head, token_ids)
         return rows
+
+
+def check_deltanet(model: torch.nn.Module, config: Mapping[str, Any]) -> None:
+    """Refuses a DeltaNet kernel that the model does not fit.
+
+    `clefq` asks for another one itself; this is for those who start vLLM themselves.
+
+    Raises:
+        ValueError: FlashInfer's kernel was chosen for heads of another size than its own.
+    """
+    chosen = {getattr(module, "gdn_prefill_backend", None) for module in model.modules()}
+    if "flashinfer" in chosen and not fits_flashinfer(config):
+        raise ValueError(
+            f"FlashInfer's DeltaNet kernel is for heads of {FLASHINFER_HEAD}: start vLLM with "
+            "--gdn-prefill-backend triton"
+        )
 
 
 def _head_file(model: str, revision: str | None, subfolder: str | None) -> Path:

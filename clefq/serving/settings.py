@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from clefq.clef.encoding import DEFAULT_MAX_LENGTH
 from clefq.errors import InputError
-from clefq.serving.deltanet import chosen_backend
+from clefq.serving.deltanet import FLASHINFER_HEAD, chosen_backend, fits_flashinfer
 from clefq.serving.head_files import check_format, head_config
 from clefq.serving.layout import ARCHITECTURE
 from clefq.store.atomic import read_json
@@ -31,7 +31,7 @@ class ServeSettings:
         max_cudagraph_tokens: CUDA graphs are captured for steps up to this many tokens. Prefill
             is all that this model does, so graphs help only where they reach its sizes.
         gdn_backend: Kernel of the DeltaNet prefill; `auto` leaves the choice to vLLM, or is
-            `triton` where the kernel that vLLM would choose cannot run.
+            `triton` where the kernel that vLLM would choose cannot run, or not rightly.
         tensor_parallel: GPUs that share one copy of the model.
         gpu_memory: Fraction of a GPU's memory that vLLM may take.
         eager: No compilation and no CUDA graphs: starts in seconds, runs slower.
@@ -80,20 +80,26 @@ _LEAST = {
 }
 
 
-def engine_arguments(folder: Path, settings: ServeSettings, *, cpu: bool) -> dict[str, Any]:
+def engine_arguments(
+    folder: Path, settings: ServeSettings, *, cpu: bool, here: bool = True
+) -> dict[str, Any]:
     """Keyword arguments of `vllm.LLM` and of `AsyncEngineArgs` alike.
 
     Args:
         folder: The checkpoint.
         settings: See `ServeSettings`.
         cpu: Whether vLLM runs on the CPU platform.
+        here: Whether it runs in this environment, whose kernels decide then.
 
     Raises:
         CheckpointError: The folder has no sound head, or was made for a newer runner.
+        InputError: A length or a kernel that the model was not made for.
     """
     check_format(str(folder))
     head = head_config(str(folder))
-    _check_length(folder, settings.max_length)
+    config = read_json(folder / "config.json")
+    config = config.get("text_config", config)
+    _check_length(folder, config, settings.max_length)
     text_only = settings.max_images == 0
     arguments: dict[str, Any] = {
         "model": str(folder),
@@ -126,9 +132,7 @@ def engine_arguments(folder: Path, settings: ServeSettings, *, cpu: bool) -> dic
         arguments["skip_mm_profiling"] = True
         return arguments
     arguments["gpu_memory_utilization"] = settings.gpu_memory
-    backend = settings.gdn_backend
-    if backend == "auto":
-        backend = chosen_backend()
+    backend = gdn_backend(folder, config, settings.gdn_backend, here=here)
     if backend != "auto":
         arguments["gdn_prefill_backend"] = backend
     if not settings.eager and settings.max_cudagraph_tokens:
@@ -179,9 +183,32 @@ def bind_cores(cores: Sequence[int], ranks: int) -> str:
     return "|".join(",".join(map(str, part)) for part in parts)
 
 
-def _check_length(folder: Path, max_length: int) -> None:
-    config = read_json(folder / "config.json")
-    limit = config.get("text_config", config).get("max_position_embeddings")
+def gdn_backend(
+    folder: Path, config: Mapping[str, Any], asked: GdnBackend, *, here: bool
+) -> GdnBackend:
+    """The DeltaNet kernel to ask vLLM for; `auto` leaves it the choice.
+
+    Args:
+        folder: The checkpoint.
+        config: Of its text model.
+        asked: What the user wants.
+        here: Whether the kernels of this environment count.
+
+    Raises:
+        InputError: FlashInfer's was asked for, and the model's heads are not of its size.
+    """
+    if fits_flashinfer(config):
+        return chosen_backend() if asked == "auto" and here else asked
+    if asked == "flashinfer":
+        raise InputError(
+            f"FlashInfer's DeltaNet kernel is for heads of {FLASHINFER_HEAD}, {folder} has others.",
+            fix="leave --gdn-backend out, or use triton.",
+        )
+    return "triton"
+
+
+def _check_length(folder: Path, config: Mapping[str, Any], max_length: int) -> None:
+    limit = config.get("max_position_embeddings")
     if isinstance(limit, int) and max_length > limit:
         raise InputError(
             f"max_length is {max_length}, {folder} was made for {limit} positions.",

@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 from clefq.serving import deltanet
-from clefq.serving.deltanet import chosen_backend, flashinfer_lacks, nvcc_version
+from clefq.serving.deltanet import (
+    chosen_backend,
+    fits_flashinfer,
+    flashinfer_lacks,
+    nvcc_version,
+)
 
 
 def compiler(folder: Path, release: str) -> Path:
@@ -60,3 +65,11 @@ def test_the_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen_backend() == "auto"
     here.clear()
     assert chosen_backend() == "triton"
+
+
+def test_whose_heads_fit() -> None:
+    fits = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
+    assert fits_flashinfer(fits)
+    assert not fits_flashinfer({**fits, "linear_value_head_dim": 64})
+    assert not fits_flashinfer({**fits, "linear_key_head_dim": 256})
+    assert not fits_flashinfer({})

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import clefq.nano
 from clefq.errors import CheckpointError, InputError
 from clefq.serving import ARCHITECTURE, ServeSettings
 from clefq.serving.plugin import parse_version, version_warning
@@ -17,6 +18,7 @@ from clefq.serving.settings import (
     graph_sizes,
 )
 
+NANO = Path(clefq.nano.__file__).parent / "weights"
 HEAD = {
     "hidden_size": 64,
     "width": 32,
@@ -31,7 +33,9 @@ HEAD = {
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "joint_head.safetensors").touch()
     (tmp_path / "joint_head_config.json").write_text(json.dumps(HEAD))
-    config = {"text_config": {"max_position_embeddings": 32768}}
+    text = {"max_position_embeddings": 32768}
+    text |= {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
+    config = {"text_config": text}
     (tmp_path / "config.json").write_text(json.dumps(config))
     return tmp_path
 
@@ -60,6 +64,18 @@ def test_triton_where_flashinfer_cannot_run(folder: Path, monkeypatch: pytest.Mo
     asked = ServeSettings(gdn_backend="flashinfer")
     assert engine_arguments(folder, asked, cpu=False)["gdn_prefill_backend"] == "flashinfer"
     assert "gdn_prefill_backend" not in engine_arguments(folder, ServeSettings(), cpu=True)
+    elsewhere = engine_arguments(folder, ServeSettings(), cpu=False, here=False)
+    assert "gdn_prefill_backend" not in elsewhere
+
+
+def test_triton_where_flashinfer_would_be_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlashInfer's kernel addresses states of 128, the miniature's heads have 64."""
+    monkeypatch.setattr("clefq.serving.settings.chosen_backend", lambda: "auto")
+    for here in (True, False):
+        arguments = engine_arguments(NANO, ServeSettings(), cpu=False, here=here)
+        assert arguments["gdn_prefill_backend"] == "triton"
+    with pytest.raises(InputError, match="for heads of 128"):
+        engine_arguments(NANO, ServeSettings(gdn_backend="flashinfer"), cpu=False)
 
 
 def test_small_steps_hold_no_more_prompts_than_tokens(folder: Path) -> None:

@@ -30,11 +30,9 @@ def vllm_command(
     Raises:
         CheckpointError: The folder has no sound head, or was made for a newer runner.
     """
-    arguments = engine_arguments(folder.absolute(), settings, cpu=cpu)
+    # what is installed here says nothing about the machine that this is pasted on
+    arguments = engine_arguments(folder.absolute(), settings, cpu=cpu, here=False)
     model = arguments.pop("model")
-    if settings.gdn_backend == "auto":
-        # what is installed here says nothing about the machine that this is pasted on
-        arguments.pop("gdn_prefill_backend", None)
     flags = [word for name, value in arguments.items() for word in _flag(name, value)]
     return {**_VARIABLES, **_needed(engine_environment(settings), cpu)}, [model, *flags]
 

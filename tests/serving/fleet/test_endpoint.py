@@ -167,7 +167,5 @@ def test_the_command_for_vllms_own_server() -> None:
     sizes = words.index("--cudagraph-capture-sizes")
     assert words[sizes + 1 : sizes + 3] == ["32", "64"]
     assert words[words.index("--max-model-len") + 1] == "1001"
-    # the machine that runs it chooses its own kernels
-    assert "--gdn-prefill-backend" not in words
-    _, asked = vllm_command(NANO, ServeSettings(gdn_backend="triton"), cpu=False)
-    assert asked[asked.index("--gdn-prefill-backend") + 1] == "triton"
+    # the miniature's heads do not fit the kernel that vLLM would choose on Hopper
+    assert words[words.index("--gdn-prefill-backend") + 1] == "triton"
