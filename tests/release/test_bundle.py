@@ -121,6 +121,11 @@ def test_one_changed_byte_anywhere_in_an_archive(bundle: Path, tmp_path: Path) -
     assert check(archive).faults
 
 
+def test_a_folder_that_is_no_bundle(tmp_path: Path) -> None:
+    (found,) = check(tmp_path).faults
+    assert "no evidence.json" in found and "clefq bundle" in found
+
+
 def test_missing_and_added_files(bundle: Path) -> None:
     (bundle / "notes.txt").write_text("x")
     assert check(bundle).faults == ["notes.txt is not in evidence.json"]
