@@ -106,7 +106,7 @@ def verify(bundle: Path, root: str | None, console: Console) -> Verified:
 def _verify_folder(folder: Path, root: str | None, found: Verified, console: Console) -> None:
     if not (folder / TREE).is_file():
         found.faults.append(
-            f"it has no {TREE}, which every bundle has (`clefq bundle RUN` makes one of a run folder)"
+            f"it has no {TREE}, which every bundle has (`clefq bundle RUN` makes one)"
         )
         return
     try:
