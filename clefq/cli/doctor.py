@@ -39,9 +39,20 @@ def command(
 
     console = Console(json_output=json_output, quiet=quiet)
     console.note("looking at this machine; importing torch may take a while")
-    facts = probe(model, online=online)
+    facts = probe(_known(model), online=online)
     found = diagnose(facts)
     console.result(to_json(facts, found), render(facts, found))
+
+
+def _known(model: str | None) -> str | None:
+    """A variant of the run folder and `nano` by their folders, anything else as it stands."""
+    from clefq.cli.comparison import find_run
+    from clefq.cli.serve import NANO, find
+
+    run = find_run(None)
+    if model is not None and (model == NANO or (run is not None and model in run.variants())):
+        return str(find(model, None).folder)
+    return model
 
 
 def to_json(facts: Facts, found: list[Finding]) -> dict[str, Any]:

@@ -222,6 +222,8 @@ def _lines(
 def _next(job: PredictJob, run: RunFolder | None, arithmetic: str) -> str:
     from clefq.store.run import BASELINE
 
+    if run is not None and job.out.resolve().parent.parent != (run.root / "predictions").resolve():
+        run = None  # not where the run folder's parity looks
     if run is not None and job.model.variant != BASELINE:
         return f"clefq parity --baseline {BASELINE}"
     if run is not None:

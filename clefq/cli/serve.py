@@ -25,11 +25,28 @@ if TYPE_CHECKING:
 
 NANO = "nano"
 TOKEN_VARIABLE = "CLEFQ_SERVE_TOKEN"
+# Parameters that the `vllm serve` command line has no place for.
+_OWN = (
+    "host",
+    "port",
+    "dp",
+    "served_model_name",
+    "dialect",
+    "truncate_state",
+    "max_queue",
+    "limit",
+    "request_timeout",
+    "engine_timeout",
+    "token",
+    "token_file",
+    "access_log",
+)
 # Set for the interpreter of the serving environment, so that it does not look for another one.
 _HANDED_OVER = "CLEFQ_SERVE_HANDED_OVER"
 
 
 def command(
+    context: typer.Context,
     model: Annotated[
         str,
         typer.Argument(
@@ -180,6 +197,7 @@ def command(
         cpu_threads=threads,
     )
     if vllm_command:
+        _refuse_what_vllm_has_itself(context)
         _print_vllm_command(found.folder, settings, console)
         return
     timeouts = Timeouts(request=request_timeout, stall=engine_timeout)
@@ -254,16 +272,38 @@ def find(model: str, run: Path | None) -> ModelRef:
     return find_model(model, folder)
 
 
+def _refuse_what_vllm_has_itself(context: typer.Context) -> None:
+    """Options of this server that would be missing, unnoticed, from the printed command.
+
+    Raises:
+        InputError: One was given.
+    """
+    from clefq.errors import InputError
+
+    sources = ((name, context.get_parameter_source(name)) for name in _OWN)
+    given = [
+        "--" + name.replace("_", "-")
+        for name, source in sources
+        if source is not None and source.name == "COMMANDLINE"
+    ]
+    if given:
+        raise InputError(
+            f"--vllm-command cannot carry {', '.join(given)}.",
+            fix="leave them out and give vllm serve its own (--host, --port, --api-key).",
+        )
+
+
 def _print_vllm_command(folder: Path, settings: ServeSettings, console: Console) -> None:
     from clefq.serving.fleet.devices import visible_gpus
     from clefq.serving.fleet.vllm_command import shell_text, vllm_command
 
-    variables, arguments = vllm_command(folder, settings, cpu=not visible_gpus(os.environ))
+    cpu = not visible_gpus(os.environ)
+    variables, arguments = vllm_command(folder, settings, cpu=cpu)
     if console.json_output:
         console.result({"environment": variables, "arguments": arguments}, "")
     else:
         # as it stands: a line that is broken to fit the terminal could not be pasted
-        typer.echo(shell_text(variables, arguments))
+        typer.echo(shell_text(variables, arguments, cpu=cpu))
 
 
 def _serve(wanted: _Wanted, console: Console) -> int:

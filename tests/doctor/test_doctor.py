@@ -311,6 +311,22 @@ def test_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "not tried" in done.output
 
 
+def test_models_by_the_names_that_other_commands_take(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[str | None] = []
+
+    def look(model: str | None, online: bool) -> Facts:
+        asked.append(model)
+        return CPU
+
+    monkeypatch.setattr("clefq.doctor.probe.probe", look)
+    monkeypatch.chdir(tmp_path)
+    for name in ("nano", "org/name@main"):
+        assert CliRunner().invoke(app, ["doctor", name, "--quiet"]).exit_code == 0
+    assert asked == [str(WEIGHTS), "org/name@main"]
+
+
 def test_json_and_a_wrong_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("clefq.doctor.probe.probe", lambda model, online: CPU)
     body = json.loads(CliRunner().invoke(app, ["doctor", "--json", "--quiet"]).output)

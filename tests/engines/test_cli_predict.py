@@ -86,6 +86,10 @@ def test_the_summary_fits_80_columns(run_folder: Path, jobs: list[PredictJob]) -
     ]
     assert jobs[0].out == run_folder / "predictions" / "tiny" / "nvfp4.parquet"
     assert jobs[0].model.variant == "nvfp4"
+    elsewhere = CliRunner().invoke(app, [*command, "--out", "elsewhere.parquet"])
+    assert elsewhere.exit_code == 0, elsewhere.output
+    # the run folder's parity would not look there
+    assert "--baseline bf16\n" not in elsewhere.stdout
 
 
 @pytest.mark.parametrize(("limit", "answers"), [(5, False), (700, True)])

@@ -206,4 +206,4 @@ def leave(code: int) -> NoReturn:
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror[0].lower() + error.strerror[1:]
-    return str(error)
+    return str(error).rstrip(".")

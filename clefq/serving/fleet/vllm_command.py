@@ -37,9 +37,13 @@ def vllm_command(
     return {**_VARIABLES, **_needed(engine_environment(settings), cpu)}, [model, *flags]
 
 
-def shell_text(variables: Mapping[str, str], arguments: Sequence[str]) -> str:
+# The CPU build's own `vllm` command does not find its version.
+_SERVE = {False: "vllm serve", True: "python -m vllm.entrypoints.openai.api_server --model"}
+
+
+def shell_text(variables: Mapping[str, str], arguments: Sequence[str], *, cpu: bool) -> str:
     """The command as it can be pasted, one flag a line."""
-    lines = [" ".join([*(f"{k}={shlex.quote(v)}" for k, v in variables.items()), "vllm serve"])]
+    lines = [" ".join([*(f"{k}={shlex.quote(v)}" for k, v in variables.items()), _SERVE[cpu]])]
     for word in arguments:
         if word.startswith("--"):
             lines.append(f"  {word}")

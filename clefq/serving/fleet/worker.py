@@ -15,6 +15,8 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from clefq.errors import ClefqError
@@ -52,7 +54,9 @@ class Worker:
             self._loaded = time.monotonic()
             cpu = facts["device"] == "cpu"
             for group in warmup_prompts(start.folder, start.settings, cpu=cpu):
-                await asyncio.gather(*(self._encode(ask) for ask in group))
+                _check_finite(
+                    await asyncio.gather(*(self._encode(ask) for ask in group)), start.folder
+                )
             facts["load_seconds"] = self._loaded - begun
             facts["warm_seconds"] = time.monotonic() - self._loaded
             self._channel.send(Ready(**facts))
@@ -158,12 +162,24 @@ def _line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if len(lines) > 1 and "validation error" in lines[0]:  # pydantic says what is wrong below
         lines[0] = " ".join(line for line in lines[1:] if not line.startswith("For further"))
+        lines[0] = lines[0].partition(" [type=")[0]
     return (lines[0] if lines else repr(error))[:300]
 
 
 def _about_the_core(error: Exception) -> bool:
     """Whether the reason stands in the output of the core, which the front process has seen."""
     return "root cause" in str(error)
+
+
+def _check_finite(answers: Sequence[tuple[Any, int]], folder: Path) -> None:
+    """A model that answers nothing but NaN is not ready, however well it loads."""
+    import numpy as np
+
+    if answers and not any(np.isfinite(flat).all() for flat, _ in answers):
+        raise ClefqError(
+            f"{folder} answers with logits that are not finite.",
+            fix="`clefq audit` shows a damaged checkpoint; download or make it again.",
+        )
 
 
 def end_group() -> None:

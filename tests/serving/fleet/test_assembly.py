@@ -144,4 +144,13 @@ def test_options_are_checked_before_anything_loads(monkeypatch: pytest.MonkeyPat
     assert "--dp is 0" in str(fault("--dp", "0"))
     assert "max_pending" in str(fault("--max-queue", "0"))
     assert "cannot listen" in str(fault("--port", "70000"))
+    assert ".." not in str(fault("--port", "70000"))
     assert "timeouts" in str(fault("--request-timeout", "0"))
+
+
+def test_the_vllm_command_drops_no_option() -> None:
+    options = ["--port", "9000", "--token", "x", "--no-access-log"]
+    result = CliRunner().invoke(app, ["serve", "nano", "--vllm-command", *options])
+    assert "--port, --token, --access-log" in str(result.exception)
+    assert "x" not in result.output
+    assert CliRunner().invoke(app, ["serve", "nano", "--vllm-command"]).exit_code == 0

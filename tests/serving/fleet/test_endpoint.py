@@ -158,7 +158,7 @@ def test_the_command_for_vllms_own_server() -> None:
     variables, arguments = vllm_command(NANO, settings, cpu=False)
     assert variables == {"VLLM_PLUGINS": "clefq", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
     assert arguments[0] == str(NANO)
-    text = shell_text(variables, arguments)
+    text = shell_text(variables, arguments, cpu=False)
     words = shlex.split(text.replace("\\\n", " "))
     assert words[:4] == [*(f"{k}={v}" for k, v in variables.items()), "vllm", "serve"]
     assert words[4:] == arguments
@@ -169,3 +169,4 @@ def test_the_command_for_vllms_own_server() -> None:
     assert words[words.index("--max-model-len") + 1] == "1001"
     # the miniature's heads do not fit the kernel that vLLM would choose on Hopper
     assert words[words.index("--gdn-prefill-backend") + 1] == "triton"
+    assert "api_server --model" in shell_text(variables, arguments, cpu=True)
