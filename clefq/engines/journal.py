@@ -27,6 +27,33 @@ def journal_path(out: Path) -> Path:
     return out.parent / f".{out.name}.journal"
 
 
+def check_free(out: Path) -> None:
+    """Asks whether another run writes `out`, before a model is loaded for it.
+
+    Raises:
+        InputError: One does, or the journal cannot be opened.
+    """
+    path = journal_path(out)
+    try:
+        with path.open("rb") as file:
+            _lock(file, path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise disk_error(error, path) from error
+
+
+def _lock(file: BinaryIO, path: Path) -> None:
+    """Until the file is closed."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise InputError(
+            f"another `clefq predict` is writing {path.name[1:-8]}.",
+            fix="wait for it, or give another --out.",
+        ) from error
+
+
 class Journal:
     """An append-only list of result groups; a context manager that holds the file's lock.
 
@@ -50,7 +77,7 @@ class Journal:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("a+b")
-            self._lock(self._file)
+            _lock(self._file, self.path)
             self._recover(self._file)
         except OSError as error:
             self._close()
@@ -84,15 +111,6 @@ class Journal:
     def remove(self) -> None:
         """Deletes the journal once the predictions file stands."""
         self.path.unlink(missing_ok=True)
-
-    def _lock(self, file: BinaryIO) -> None:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InputError(
-                f"another `clefq predict` is writing {self.path.name[1:-8]}.",
-                fix="wait for it, or give another --out.",
-            ) from error
 
     def _recover(self, file: BinaryIO) -> None:
         file.seek(0)

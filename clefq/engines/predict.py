@@ -19,7 +19,7 @@ import numpy as np
 from clefq import __version__
 from clefq.clef.images import PROCESSOR_FILES
 from clefq.engines.base import Engine, EngineInfo, EngineName, EngineSpec, RecordResult
-from clefq.engines.journal import Journal
+from clefq.engines.journal import Journal, check_free
 from clefq.engines.models import ModelRef
 from clefq.engines.select import open_engine, runs_here
 from clefq.errors import ClefqError, InputError
@@ -126,8 +126,9 @@ def predict_set(job: PredictJob, console: Console) -> PredictSummary:
 
 
 def _check_out(path: Path) -> None:
-    """Older predictions are replaced, a user's other file is not."""
+    """Older predictions are replaced; a user's other file, or one in the making, is not."""
     check_writable(path)
+    check_free(path)
     if path.is_file() and holds_something_else(path):
         raise InputError(
             f"{path} is there and is not a predictions file.",

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clefq.engines.base import RecordResult
-from clefq.engines.journal import Journal, journal_path
+from clefq.engines.journal import Journal, check_free, journal_path
 from clefq.errors import InputError
 
 
@@ -87,6 +87,19 @@ def test_two_runs_do_not_share_a_file(tmp_path: Path) -> None:
         Journal(out, "key"),
     ):
         pass
+    with Journal(out, "key"):
+        pass
+
+
+def test_a_file_in_the_making_shows_before_anything_is_loaded(tmp_path: Path) -> None:
+    out = tmp_path / "p.parquet"
+    check_free(out)
+    with (
+        Journal(out, "key"),
+        pytest.raises(InputError, match=r"another `clefq predict` is writing p\.parquet"),
+    ):
+        check_free(out)
+    check_free(out)
     with Journal(out, "key"):
         pass
 
