@@ -100,6 +100,7 @@ def engine_arguments(
     config = read_json(folder / "config.json")
     config = config.get("text_config", config)
     _check_length(folder, config, settings.max_length)
+    _check_heads(folder, config, settings.tensor_parallel)
     text_only = settings.max_images == 0
     arguments: dict[str, Any] = {
         "model": str(folder),
@@ -205,6 +206,18 @@ def gdn_backend(
             fix="leave --gdn-backend out, or use triton.",
         )
     return "triton"
+
+
+def _check_heads(folder: Path, config: Mapping[str, Any], ranks: int) -> None:
+    """Each rank takes as many whole heads as the others."""
+    for name in ("num_attention_heads", "linear_num_key_heads", "linear_num_value_heads"):
+        heads = config.get(name)
+        if isinstance(heads, int) and heads % ranks:
+            raise InputError(
+                f"tensor_parallel is {ranks}, which does not divide the {heads} of {name} in "
+                f"{folder}.",
+                fix=f"use a --tp that divides {heads}.",
+            )
 
 
 def _check_length(folder: Path, config: Mapping[str, Any], max_length: int) -> None:

@@ -78,6 +78,14 @@ def test_triton_where_flashinfer_would_be_wrong(monkeypatch: pytest.MonkeyPatch)
         engine_arguments(NANO, ServeSettings(gdn_backend="flashinfer"), cpu=False)
 
 
+@pytest.mark.parametrize(("ranks", "name"), [(3, "num_attention_heads"), (4, "linear_num_key_")])
+def test_ranks_that_cannot_share_the_heads(ranks: int, name: str) -> None:
+    """The miniature has 4 attention heads, 2 and 4 in DeltaNet."""
+    with pytest.raises(InputError, match=name):
+        engine_arguments(NANO, ServeSettings(tensor_parallel=ranks), cpu=True)
+    assert engine_arguments(NANO, ServeSettings(tensor_parallel=2), cpu=True)
+
+
 def test_small_steps_hold_no_more_prompts_than_tokens(folder: Path) -> None:
     assert engine_arguments(folder, ServeSettings(step_tokens=5), cpu=True)["max_num_seqs"] == 5
 
