@@ -102,18 +102,18 @@ def use_native(options: argparse.Namespace) -> None:
     from vllm import ModelRegistry
 
     from clefq.serving import runtime
-    from clefq.serving.head_files import head_config
 
+    ours = runtime.engine_arguments
     use_native_model()
     if options.wheel:
         ModelRegistry.register_model(ARCHITECTURE, model_of(options.wheel))
-    head = head_config(str(options.model))
-    arguments = runtime.engine_arguments
-    overrides = {
-        "architectures": [ARCHITECTURE],
-        "joint_head_config": {name: getattr(head, name) for name in head.__slots__},
-    }
-    runtime.engine_arguments = lambda *a, **k: arguments(*a, **k) | {"hf_overrides": overrides}
+
+    def arguments(*given: Any, **options: Any) -> dict[str, Any]:
+        found = ours(*given, **options)
+        found["hf_overrides"]["architectures"] = [ARCHITECTURE]
+        return found
+
+    runtime.engine_arguments = arguments
 
 
 def model_of(wheel: Path) -> Any:

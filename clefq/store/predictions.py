@@ -333,7 +333,7 @@ def _table_of(path: Path, file: pq.ParquetFile) -> pa.Table:
     return table
 
 
-# removed first: `clefq predict` replaces no file that may be a user's own
+# removed first: what is no Parquet file any more (an LFS pointer) is not replaced
 _AGAIN_FIX = "remove it and make it again with `clefq predict`."
 _IMPORT_FIX = "make it with `clefq predict`, or with `clefq import` from another tool's answers."
 

@@ -193,10 +193,10 @@ class _Http(uvicorn.Server):
 
 
 def leave(code: int) -> NoReturn:
-    """Ends the process without unloading its libraries.
+    """Ends the process at once.
 
-    Everything has been answered and closed by then; the image processor brings in libraries that
-    print pages of complaints while an interpreter takes them down.
+    Everything has been answered and closed by then, or a second signal has asked for an end: an
+    interpreter that ends by itself first waits for every thread that still reads a request.
     """
     sys.stdout.flush()
     sys.stderr.flush()
