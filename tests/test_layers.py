@@ -17,8 +17,8 @@ ALLOWED: dict[str, set[str]] = {
     "quantize": BELOW,
     "parity": BELOW,
     "serving": BELOW,
-    # the vLLM engine is the serving layer, run offline
-    "engines": BELOW | {"serving"},
+    # the vLLM engine is the serving layer, run offline; the miniature is a model with a name
+    "engines": BELOW | {"serving", "nano"},
     # the miniature is trained on public sets, and its own sets are one source of data
     "nano": BELOW | {"data"},
     "data": BELOW | {"nano"},

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 Model = Annotated[
     str | None,
-    typer.Argument(metavar="MODEL", help="Compare with its needs: a folder, or a hub id."),
+    typer.Argument(
+        metavar="MODEL", help="Compare with its needs: a folder, a variant, a hub id or nano."
+    ),
 ]
 Online = Annotated[
     bool, typer.Option("--online", help="Also ask whether the hub answers; nothing else does.")
@@ -45,14 +47,12 @@ def command(
 
 
 def _known(model: str | None) -> str | None:
-    """A variant of the run folder and `nano` by their folders, anything else as it stands."""
+    """What is on this machine by its folder, anything else as it stands."""
     from clefq.cli.comparison import find_run
-    from clefq.cli.serve import NANO, find
+    from clefq.engines.models import find_here
 
-    run = find_run(None)
-    if model is not None and (model == NANO or (run is not None and model in run.variants())):
-        return str(find(model, None).folder)
-    return model
+    here = None if model is None else find_here(model, find_run(None))
+    return model if here is None else str(here.folder)
 
 
 def to_json(facts: Facts, found: list[Finding]) -> dict[str, Any]:

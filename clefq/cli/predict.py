@@ -26,7 +26,8 @@ def command(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="Checkpoint folder, variant of the run folder, or hub id (org/name@revision).",
+            help="Checkpoint folder, variant of the run folder, hub id (org/name@revision), or "
+            "nano, the bundled miniature.",
         ),
     ],
     eval_set: Annotated[

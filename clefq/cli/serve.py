@@ -16,14 +16,12 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from clefq.console import Console
-    from clefq.engines.models import ModelRef
     from clefq.serving.fleet.assembly import Engines
     from clefq.serving.fleet.fleet import Fleet
     from clefq.serving.fleet.server import Address
     from clefq.serving.http.settings import ServerSettings
     from clefq.serving.settings import ServeSettings
 
-NANO = "nano"
 TOKEN_VARIABLE = "CLEFQ_SERVE_TOKEN"
 # Parameters that the `vllm serve` command line has no place for.
 _OWN = (
@@ -177,14 +175,16 @@ def command(
     requests finish and refuses new ones; a second one stops at once. An engine that dies is
     replaced, and what it had not answered is asked again.
     """
+    from clefq.cli.comparison import find_run
     from clefq.console import Console
+    from clefq.engines.models import find_model
     from clefq.serving.fleet.spec import Timeouts
     from clefq.serving.settings import ServeSettings
 
     console = Console(json_output=json_output, quiet=quiet)
     if not vllm_command:
         hand_over(console)
-    found = find(model, run)
+    found = find_model(model, find_run(run))
     settings = ServeSettings(
         max_length=max_length,
         max_images=max_images,
@@ -256,20 +256,6 @@ def hand_over(console: Console) -> None:
     sys.stderr.flush()
     command = [str(python), "-m", "clefq.cli.main", *sys.argv[1:]]
     os.execve(python, command, {**os.environ, _HANDED_OVER: "1"})
-
-
-def find(model: str, run: Path | None) -> ModelRef:
-    """The model that a name means; `nano` is the bundled one unless there is another so called."""
-    from clefq.cli.comparison import find_run
-    from clefq.engines.models import ModelRef, find_model
-
-    folder = find_run(run)
-    taken = Path(model).is_dir() or (folder is not None and model in folder.variants())
-    if model == NANO and not taken:
-        import clefq.nano
-
-        return ModelRef(Path(clefq.nano.__file__).parent / "weights", NANO, None, NANO)
-    return find_model(model, folder)
 
 
 def _refuse_what_vllm_has_itself(context: typer.Context) -> None:

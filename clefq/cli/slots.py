@@ -73,21 +73,19 @@ def find_slot(name: str, set_name: str, set_path: Path | None, run: RunFolder | 
 
 
 def _model_slot(name: str, set_name: str, run: RunFolder | None) -> Slot:
+    from clefq.clef.hub import split_model
+    from clefq.engines.models import find_here, find_model
+
     home = run if run is not None else RunFolder(Path.cwd())
-    folder = Path(name).expanduser()
     if "/" not in name and run is not None:
         own = run.model(name) if run.model(name).is_dir() else None
         if own is not None or run.predictions(set_name, name).is_file():
             return Slot(name, run.predictions(set_name, name), name, own, in_run=True)
-    if folder.is_dir():
-        variant = folder.resolve().name
-        return Slot(variant, home.predictions(set_name, variant), name, folder)
+    here = find_here(name)
+    if here is not None:
+        return Slot(here.variant, home.predictions(set_name, here.variant), name, here.folder)
     if "/" not in name:
-        from clefq.engines.models import find_model
-
         find_model(name, home)  # says what is wrong, and what there is
-    from clefq.clef.hub import split_model
-
     variant = split_model(name)[0].rpartition("/")[2]
     return Slot(variant, home.predictions(set_name, variant), name)
 

@@ -1,7 +1,7 @@
 """What the names mean that a prediction is given.
 
-A model is a folder, a variant of the run folder, or a hub id; a set is a folder or a set of the
-run folder.
+A model is a folder, a variant of the run folder, `nano`, or a hub id; a set is a folder or a set of
+the run folder.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from pathlib import Path
 from clefq.clef.hub import resolve_model, snapshot_commit, split_model
 from clefq.errors import CheckpointError, InputError
 from clefq.store.run import RunFolder
+
+NANO = "nano"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +37,16 @@ def find_model(name: str, run: RunFolder | None = None) -> ModelRef:
     """Finds a model, downloading it where `name` is a hub id.
 
     Args:
-        name: A folder, a variant of `run`, or `owner/name` with an optional `@revision`.
+        name: A folder, a variant of `run`, `nano`, or `owner/name` with an optional `@revision`.
         run: The run folder, if there is one.
 
     Raises:
         CheckpointError: None of these, or the hub does not have it.
     """
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        leaf = folder.resolve().name
-        return ModelRef(folder, leaf, None, leaf)
+    here = find_here(name, run)
+    if here is not None:
+        return here
     if run is not None and "/" not in name:
-        if name in run.variants():
-            return ModelRef(run.model(name), name, None, name)
         known = ", ".join(run.variants()) or "none"
         raise CheckpointError(
             f"no folder {name}, and no such variant in {run.root / 'models'} (there: {known}).",
@@ -57,6 +56,24 @@ def find_model(name: str, run: RunFolder | None = None) -> ModelRef:
     hub_id, revision = split_model(name)
     commit = snapshot_commit(snapshot, revision)
     return ModelRef(snapshot, hub_id, commit, hub_id.rpartition("/")[2])
+
+
+def find_here(name: str, run: RunFolder | None = None) -> ModelRef | None:
+    """The model of a name that is no hub id, or None; nothing is downloaded.
+
+    `nano` is the bundled one unless there is another so called.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        leaf = folder.resolve().name
+        return ModelRef(folder, leaf, None, leaf)
+    if run is not None and name in run.variants():
+        return ModelRef(run.model(name), name, None, name)
+    if name == NANO:
+        from clefq.nano.build import WEIGHTS
+
+        return ModelRef(WEIGHTS, NANO, None, NANO)
+    return None
 
 
 def served_model(name: str) -> ModelRef:

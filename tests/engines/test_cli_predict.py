@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from clefq.cli.main import app
 from clefq.engines.predict import PredictJob, PredictSummary
 from clefq.errors import ExitCode, InputError
+from clefq.nano.build import WEIGHTS
 from clefq.store.predictions import read_meta, read_predictions
 
 SUMMARY = PredictSummary(
@@ -110,6 +111,14 @@ def test_a_run_without_a_single_answer_fails_and_leaves_its_file(
     assert error.message.startswith(begin) and not error.message.endswith("..")
     assert "run it again" in str(error.fix)
     assert result.stdout == ""
+
+
+def test_the_bundled_miniature(run_folder: Path, jobs: list[PredictJob]) -> None:
+    command = ["predict", "nano", "--eval", "tiny", "--run", str(run_folder)]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.exception
+    assert jobs[0].model.folder == WEIGHTS
+    assert jobs[0].out == run_folder / "predictions" / "tiny" / "nano.parquet"
 
 
 def test_options_reach_the_engine(run_folder: Path, jobs: list[PredictJob]) -> None:

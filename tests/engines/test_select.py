@@ -14,6 +14,7 @@ from clefq.engines.models import ModelRef, find_model, find_set, served_model
 from clefq.engines.predict import PredictJob, PredictSummary, predict_set
 from clefq.engines.worker import job_from_json, job_to_json, run_elsewhere
 from clefq.errors import CheckpointError, ClefqError, ExitCode, InputError, MissingDependencyError
+from clefq.nano.build import WEIGHTS
 from clefq.store.run import RunFolder
 
 QUIET = Console(quiet=True)
@@ -128,6 +129,18 @@ def test_models_are_folders_or_variants(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="nvfp4"):
         find_model("nvfp4")
     assert served_model("jev/latest").variant == "latest"
+
+
+def test_nano_is_the_bundled_one_unless_there_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = RunFolder(tmp_path)
+    assert find_model("nano", run) == ModelRef(WEIGHTS, "nano", None, "nano")
+    (tmp_path / "models" / "nano").mkdir(parents=True)
+    assert find_model("nano", run).folder == tmp_path / "models" / "nano"
+    (tmp_path / "nano").mkdir()
+    assert find_model("nano", run).folder == Path("nano")
 
 
 def test_hub_models_carry_their_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from clefq.cli.comparison import Request
 from clefq.console import Console
 from clefq.engines.predict import PredictJob
 from clefq.errors import InputError, PredictionsError
+from clefq.nano.build import WEIGHTS
 from clefq.store.run import RunFolder
 from tests.cli.parity.conftest import Clefq
 from tests.cli.parity.test_gate_life import bound_run as bound_run
@@ -158,6 +159,27 @@ def test_checkpoint_folders_outside_a_run_folder(
     assert code == 0
     assert (elsewhere / "predictions" / "synthetic" / "bf16.parquet").is_file()
     assert (elsewhere / "report" / "synthetic" / "fp8" / "parity.json").is_file()
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_the_bundled_miniature(
+    clefq: Clefq,
+    bound_run: Path,
+    predictor: Predictor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    inside: bool,
+) -> None:
+    candidate = bound_run / "predictions" / "synthetic" / "fp8.parquet"
+    if not inside:
+        monkeypatch.chdir(tmp_path)
+    code = clefq(
+        "parity", "--baseline", "nano", "--candidate", candidate,
+        "--eval", bound_run / "sets" / "synthetic", "--quiet",
+    )  # fmt: skip
+    assert code == 0
+    assert Path("report/synthetic/fp8/parity.json").is_file()
+    assert predictor.jobs[0].model.folder == WEIGHTS
 
 
 def test_sizes_are_those_of_the_weights(bound_run: Path, predictor: Predictor) -> None:

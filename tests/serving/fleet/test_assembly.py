@@ -86,18 +86,6 @@ def test_warm_up_within_a_short_limit() -> None:
     assert all(ask.tokens <= 150 for ask in asks)
 
 
-def test_nano_is_the_bundled_one_unless_there_is_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    found = serve.find("nano", None)
-    assert (found.folder, found.variant) == (NANO, "nano")
-    (tmp_path / "models" / "nano").mkdir(parents=True)
-    assert serve.find("nano", None).folder == tmp_path / "models" / "nano"
-    (tmp_path / "nano").mkdir()
-    assert serve.find("nano", None).folder == Path("nano")
-
-
 def test_without_vllm_the_serving_environment_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
