@@ -265,7 +265,8 @@ def write_predictions(path: Path, frame: pd.DataFrame, meta: PredictionsMeta) ->
 def holds_something_else(path: Path) -> bool:
     """Whether a file has content of a user's that predictions must not replace.
 
-    Predictions of any kind may be replaced, and so may an empty or a damaged Parquet file.
+    Predictions of any kind may be replaced, and so may an empty file. A damaged Parquet file may
+    not: ours are renamed into place when they are whole.
 
     Raises:
         InputError: It cannot be read.
@@ -280,7 +281,7 @@ def holds_something_else(path: Path) -> bool:
     try:
         return METADATA_KEY not in (_open(path).schema_arrow.metadata or {})
     except PredictionsError:
-        return False
+        return True
 
 
 def read_meta(path: Path) -> PredictionsMeta:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -177,13 +176,15 @@ def test_a_file_that_cannot_be_written_shows_before_the_model_is_loaded(
     assert list(tmp_path.glob(".here*")) == []
 
 
-@pytest.mark.parametrize("name", ["records.jsonl", "data.parquet"])
+@pytest.mark.parametrize("name", ["records.jsonl", "data.parquet", "damaged.parquet"])
 def test_another_file_is_not_overwritten(run_folder: Path, tmp_path: Path, name: str) -> None:
     file = tmp_path / name
     if name.endswith(".parquet"):
         pd.DataFrame({"text": ["mine"]}).to_parquet(file)
     else:
         file.write_text("mine")
+    if name == "damaged.parquet":
+        file.write_bytes(file.read_bytes()[:-40])
     before = file.read_bytes()
     command = ["predict", "bf16", "--eval", "tiny", "--run", str(run_folder), "--out", str(file)]
     result = CliRunner().invoke(app, command)
@@ -192,14 +193,11 @@ def test_another_file_is_not_overwritten(run_folder: Path, tmp_path: Path, name:
     assert file.read_bytes() == before
 
 
-@pytest.mark.parametrize("damage", [lambda content: b"", lambda content: content[:-40]])
-def test_damaged_predictions_are_replaced(
-    run_folder: Path, tmp_path: Path, damage: Callable[[bytes], bytes]
-) -> None:
+def test_an_empty_file_and_older_predictions_are_replaced(run_folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "bf16.parquet"
+    file.touch()
     command = ["predict", "bf16", "--eval", "tiny", "--run", str(run_folder), "--out", str(file)]
     assert CliRunner().invoke(app, command).exit_code == 0
     whole = pd.read_parquet(file)
-    file.write_bytes(damage(file.read_bytes()))
     assert CliRunner().invoke(app, command).exit_code == 0
     pd.testing.assert_frame_equal(pd.read_parquet(file), whole)
