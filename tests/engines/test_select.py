@@ -15,6 +15,7 @@ from clefq.engines.predict import PredictJob, PredictSummary, predict_set
 from clefq.engines.worker import job_from_json, job_to_json, run_elsewhere
 from clefq.errors import CheckpointError, ClefqError, ExitCode, InputError, MissingDependencyError
 from clefq.nano.build import WEIGHTS
+from clefq.serving.fleet import devices
 from clefq.store.run import RunFolder
 
 QUIET = Console(quiet=True)
@@ -66,6 +67,7 @@ def test_this_interpreter_is_preferred() -> None:
 def test_the_fastest_engine_needs_a_gpu_and_vllm(
     no_environments: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(devices, "_gpu_count", lambda: 1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert select.fastest_engine() == "transformers"
     monkeypatch.setenv("CLEFQ_SERVE_PYTHON", sys.executable)

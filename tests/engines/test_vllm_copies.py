@@ -17,6 +17,7 @@ from clefq.engines.base import EngineSpec, RecordResult
 from clefq.engines.select import open_engine
 from clefq.engines.vllm_copies import VllmCopies
 from clefq.errors import ClefqError, InputError
+from clefq.serving.fleet import devices
 from tests.engines.fake_copy import logits
 
 NANO = Path(clefq.nano.__file__).parent / "weights"
@@ -123,6 +124,7 @@ def test_an_engine_that_does_not_load_says_why(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_too_few_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_gpu_count", lambda: 1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with pytest.raises(InputError, match="needs 2 GPUs"):
         VllmCopies(NANO, spec())

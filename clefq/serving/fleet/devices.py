@@ -22,14 +22,14 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 def visible_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
     """GPUs that a process with this environment may use, as `CUDA_VISIBLE_DEVICES` names them.
 
-    Empty on a machine without any, or where the variable hides them all.
+    Empty on a machine without any, whatever the variable says, or where it hides them all.
     """
     named = environment.get(_VISIBLE)
     if named is not None:
         # CUDA stops reading at the first name that is none
         names = [name.strip() for name in named.split(",")]
         end = next((i for i, name in enumerate(names) if name in ("", "-1")), len(names))
-        return tuple(names[:end])
+        return tuple(names[:end]) if end and _gpu_count() else ()
     return tuple(str(number) for number in range(_gpu_count()))
 
 

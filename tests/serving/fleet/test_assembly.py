@@ -15,6 +15,7 @@ import clefq.nano
 from clefq.cli import serve
 from clefq.cli.main import app
 from clefq.errors import CheckpointError, InputError, MissingDependencyError
+from clefq.serving.fleet import devices
 from clefq.serving.fleet.assembly import Engines, plan_fleet
 from clefq.serving.fleet.warmup import warmup_prompts
 from clefq.serving.layout import parse_layout
@@ -33,7 +34,13 @@ def test_names() -> None:
     assert plan.scheme == "bf16"
 
 
-def test_places_on_gpus() -> None:
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with four GPUs."""
+    monkeypatch.setattr(devices, "_gpu_count", lambda: 4)
+
+
+def test_places_on_gpus(gpus: None) -> None:
     settings = ServeSettings(tensor_parallel=2)
     environment = {"CUDA_VISIBLE_DEVICES": "3,1,0,2", "HOME": "/h"}
     plan = plan_fleet(Engines(NANO, "nano", settings=settings, copies=2), environment)
@@ -47,13 +54,15 @@ def test_places_on_gpus() -> None:
     assert not plan_fleet(Engines(NANO, "n", settings=eager), environment).spec.first_alone
 
 
-def test_places_on_cores() -> None:
+@pytest.mark.parametrize("named", ["", "0"])
+def test_places_on_cores(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_gpu_count", lambda: 0)
     settings = ServeSettings(cpu_threads=1)
-    plan = plan_fleet(Engines(NANO, "n", settings=settings), {"CUDA_VISIBLE_DEVICES": ""})
+    plan = plan_fleet(Engines(NANO, "n", settings=settings), {"CUDA_VISIBLE_DEVICES": named})
     assert plan.places == (f"cores {min(os.sched_getaffinity(0))}",)
 
 
-def test_what_is_wrong_shows_before_anything_starts(tmp_path: Path) -> None:
+def test_what_is_wrong_shows_before_anything_starts(gpus: None, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"config\.json"):
         plan_fleet(Engines(tmp_path, "x"), {})
     with pytest.raises(InputError, match="--dp is 0"):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from clefq.errors import InputError
+from clefq.serving.fleet import devices
 from clefq.serving.fleet.devices import engine_environments, visible_gpus
 from clefq.serving.settings import ServeSettings
 
@@ -23,8 +24,13 @@ from clefq.serving.settings import ServeSettings
         ("1,-1,2", ("1",)),
     ],
 )
-def test_the_variable_decides(value: str, expected: tuple[str, ...]) -> None:
+def test_the_variable_decides_where_there_are_gpus(
+    value: str, expected: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "_gpu_count", lambda: 4)
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": value}) == expected
+    monkeypatch.setattr(devices, "_gpu_count", lambda: 0)
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": value}) == ()
 
 
 def test_without_it_the_driver_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
