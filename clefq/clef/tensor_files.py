@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -151,9 +151,44 @@ def check_head_file(path: Path, config: HeadConfig) -> dict[str, TensorInfo]:
     """Checks that a head file holds exactly the tensors that its config calls for.
 
     Raises:
-        CheckpointError: Names every missing, unknown, misshapen or quantized tensor.
+        CheckpointError: Names every missing, unknown, misshapen or quantized tensor; where sizes of
+            the config are other than those of the weights, the sizes instead of the tensors.
     """
     tensors = read_header(path)
+    sizes = _head_sizes(tensors)
+    wrong = [
+        f"the config says {name} {getattr(config, name)}, the weights have {size}"
+        for name, size in sizes.items()
+        if getattr(config, name) != size
+    ]
+    held = replace(config, **sizes)
+    faults = min(_head_faults(tensors, config), wrong + _head_faults(tensors, held), key=len)
+    if faults:
+        raise CheckpointError(
+            f"{path} does not fit its config: {faults[0]}.",
+            fix="copy joint_head.safetensors and joint_head_config.json of the same release.",
+            faults=faults[1:],
+        )
+    return tensors
+
+
+# The size of a head that a tensor shows, and in which dimension.
+_SHOWN_BY = {
+    "hidden_size": ("memory_projection.weight", 1),
+    "width": ("memory_projection.weight", 0),
+    "feedforward": ("evidence_layers.0.feedforward.0.weight", 0),
+}
+
+
+def _head_sizes(tensors: Mapping[str, TensorInfo]) -> dict[str, int]:
+    return {
+        name: tensors[tensor].shape[dimension]
+        for name, (tensor, dimension) in _SHOWN_BY.items()
+        if tensor in tensors and len(tensors[tensor].shape) == 2
+    }
+
+
+def _head_faults(tensors: Mapping[str, TensorInfo], config: HeadConfig) -> list[str]:
     expected = config.tensor_shapes()
     faults = [f"tensor {name} is missing" for name in expected if name not in tensors]
     faults += [f"unknown tensor {name}" for name in tensors if name not in expected]
@@ -162,16 +197,10 @@ def check_head_file(path: Path, config: HeadConfig) -> dict[str, TensorInfo]:
         if info is None:
             continue
         if info.shape != shape:
-            faults.append(f"{name} has shape {list(info.shape)}, the config says {list(shape)}")
+            faults.append(f"{name} has shape {list(info.shape)}, expected {list(shape)}")
         if info.dtype not in FLOAT_DTYPES:
             faults.append(f"{name} is {info.dtype}; the head must not be quantized")
-    if faults:
-        raise CheckpointError(
-            f"{path} does not fit its config: {faults[0]}.",
-            fix="copy joint_head.safetensors and joint_head_config.json of the same release.",
-            faults=faults[1:],
-        )
-    return tensors
+    return faults
 
 
 def _tensor(path: Path, name: str, entry: Any, start: int) -> TensorInfo:

@@ -66,7 +66,8 @@ def _whole(report: AuditReport, file: Path, settings: Path) -> None:
     try:
         tensors = check_head_file(file, HeadConfig.from_json(read_json(settings), settings.name))
     except ClefqError as error:
-        report.breach("head", file.name, f"is not whole: {error.message}", "loading fails")
+        fix = f"; {error.fix}" if error.fix else ""
+        report.breach("head", file.name, f"is not whole: {error.message}", f"loading fails{fix}")
         return
     for ref in tensors.values():
         bad, zeros = scan(ref)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +15,7 @@ from clefq.clef.head import HeadBatch, HeadConfig, JointHead, split_logits
 from clefq.clef.head_config import HEAD_CONFIG_FILE, HEAD_FILE
 from clefq.clef.ragged import Padded
 from clefq.clef.records import parse_record
+from clefq.clef.tensor_files import check_head_file
 from clefq.errors import CheckpointError
 from clefq.store.atomic import write_json
 from tests.clef.generate import record
@@ -245,16 +246,37 @@ def test_tensor_shapes_are_those_of_the_release(release: ModuleType) -> None:
     assert sum(int(np.prod(shape)) for shape in large.tensor_shapes().values()) == 128_056_324
 
 
+def test_separate_faults_of_a_head_are_told_apart(tmp_path: Path) -> None:
+    head = JointHead(SMALL)
+    weights = {name: weight.clone() for name, weight in head.state_dict().items()}
+    weights["memory_projection.weight"] = torch.zeros(8, 24)
+    save_file(weights, tmp_path / HEAD_FILE)
+    with pytest.raises(CheckpointError) as caught:
+        check_head_file(tmp_path / HEAD_FILE, SMALL)
+    assert "memory_projection.weight has shape [8, 24], expected [16, 24]" in caught.value.message
+    assert caught.value.faults == ()
+    weights["memory_projection.weight"] = head.memory_projection.weight.data
+    weights["option_norm.bias"] = torch.zeros(3)
+    save_file(weights, tmp_path / HEAD_FILE)
+    wide = replace(SMALL, width=32, feedforward=12, hidden_size=48)
+    with pytest.raises(CheckpointError, match="says hidden_size 48, the weights have 24") as caught:
+        check_head_file(tmp_path / HEAD_FILE, wide)
+    assert caught.value.faults == (
+        "the config says width 32, the weights have 16",
+        "the config says feedforward 12, the weights have 32",
+        "option_norm.bias has shape [3], expected [16]",
+    )
+
+
 def test_wrong_heads_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no joint_head\.safetensors"):
         JointHead.from_folder(tmp_path)
     write_head(tmp_path, JointHead(SMALL))
     write_json(tmp_path / HEAD_CONFIG_FILE, asdict(SMALL) | {"width": 12})
-    with pytest.raises(CheckpointError, match="does not fit its config") as caught:
+    with pytest.raises(CheckpointError, match="says width 12, the weights have 16") as one:
         JointHead.from_folder(tmp_path)
-    assert "memory_projection.weight has shape [16, 24], the config says [12, 24]" in str(
-        caught.value
-    )
+    assert one.value.faults == ()
+    assert "of the same release" in str(one.value.fix)
     write_json(tmp_path / HEAD_CONFIG_FILE, asdict(SMALL) | {"heads": 3, "extra": 1})
     with pytest.raises(CheckpointError, match="unknown key 'extra'"):
         JointHead.from_folder(tmp_path)

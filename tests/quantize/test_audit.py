@@ -297,6 +297,16 @@ def test_an_image_processor_that_is_not_the_source_s(copy: Path, source: Path) -
     assert breach.message == "is missing"
 
 
+def test_a_head_of_another_width_than_its_config(copy: Path) -> None:
+    path = copy / "joint_head_config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"width": 2 * config["width"]}))
+    (breach,) = audit_checkpoint(copy).of("head")
+    width = config["width"]
+    assert f"the config says width {2 * width}, the weights have {width}." in breach.message
+    assert "joint_head_config.json of the same release" in breach.effect
+
+
 def test_a_damaged_head_is_seen_without_the_source(copy: Path) -> None:
     head = load_file(copy / "joint_head.safetensors")
     next(iter(head.values())).view(-1)[0] = float("nan")
