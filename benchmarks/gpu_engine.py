@@ -59,10 +59,10 @@ BF16_FLOPS = 790e12
 CATEGORIES = {
     "quantize activations": r"^triton_.*scaled_mm|scaled_fp8_quant",
     "compiled elementwise": r"^triton_",
+    "DeltaNet": r"chunk_|delta|l2norm|solve_tril|inverse_kernel|recompute_w_u|cumsum|post_conv",
     "head: products and attention in FP32": r"f32f32_|sgemm|fmha_cutlassF_f32",
     "attention": r"flash|fmha|attention|reshape_and_cache|rotary|mrope",
     "matrix products": r"gemm|nvjet|cutlass|matmul|marlin|wgmma|splitK|cublas",
-    "DeltaNet": r"chunk_|delta|l2norm|solve_tril|inverse_kernel|recompute_w_u|cumsum|post_conv",
     "convolution": r"conv1d",
     "copies and gathers": r"memcpy|memset|copy|gather|index|fill",
 }
@@ -462,6 +462,7 @@ class Vllm:
 
             arguments = runtime.engine_arguments
             runtime.engine_arguments = lambda *a, **k: arguments(*a, **k) | options.engine_args
+        self.headless = no_native_head if options.engine == "native" else no_head
         self.clef = Clef(options.model, settings, quiet=not options.verbose)
 
     def facts(self) -> dict:
@@ -494,20 +495,8 @@ class Vllm:
         return [one.flat for one in self.clef.runtime.score(prompts)]
 
     def without_head(self, prompts: list) -> int:
-        from clefq.serving.pooler import JointHeadPooler
-
-        original = JointHeadPooler._run
-
-        def zeros(self: Any, finished: Any, outputs: list) -> None:
-            for one in finished:
-                count = sum(len(q.option_spans) for q in one.encoded.questions)
-                outputs[one.index] = one.hidden.new_zeros(count)
-
-        JointHeadPooler._run = zeros
-        try:
+        with self.headless():
             return self.run(prompts)
-        finally:
-            JointHeadPooler._run = original
 
     def limit_step(self, tokens: int) -> None:
         core = self.clef.runtime._llm.llm_engine.engine_core.engine_core
@@ -519,6 +508,37 @@ class Vllm:
             record.id: {name: values.tolist() for name, values in one.logits.items()}
             for record, one in zip(records, results, strict=True)
         }
+
+
+@contextmanager
+def no_head() -> Iterator[None]:
+    """Zeros for our head's logits."""
+    from clefq.serving.pooler import JointHeadPooler
+
+    original = JointHeadPooler._run
+
+    def zeros(self: Any, finished: Any, outputs: list) -> None:
+        for one in finished:
+            count = sum(len(q.option_spans) for q in one.encoded.questions)
+            outputs[one.index] = one.hidden.new_zeros(count)
+
+    JointHeadPooler._run = zeros
+    try:
+        yield
+    finally:
+        JointHeadPooler._run = original
+
+
+@contextmanager
+def no_native_head() -> Iterator[None]:
+    """Zeros for the logits of vLLM's own head; it still prepares its indices."""
+    head = sys.modules["vllm.model_executor.models.clef_joint_schema"].JointSchemaHead
+    original = head.forward
+    head.forward = lambda self, hidden, lexical, schema: hidden.new_zeros(lexical.shape[0])
+    try:
+        yield
+    finally:
+        head.forward = original
 
 
 def weight_bytes(model: Any) -> int:

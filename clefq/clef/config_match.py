@@ -74,6 +74,22 @@ def quantization_of(config: Mapping[str, Any]) -> Any:
     return next((option for option in options if option is not None), None)
 
 
+def activation_bits(config: Any) -> set[int]:
+    """Widths to which the inputs of some layers are quantized; empty for weights alone.
+
+    Args:
+        config: What `quantization_of` gives, sound or not.
+    """
+    groups = config.get("config_groups") if isinstance(config, Mapping) else None
+    inputs = [
+        group.get("input_activations")
+        for group in (groups.values() if isinstance(groups, Mapping) else ())
+        if isinstance(group, Mapping)
+    ]
+    widths = [one.get("num_bits") for one in inputs if isinstance(one, Mapping)]
+    return {width for width in widths if isinstance(width, int)}
+
+
 def misread(config: Mapping[str, Any]) -> list[str]:
     """Where a serving engine would not read the config as its `format` says, one line each.
 

@@ -106,6 +106,29 @@ def test_settings_reach_vllm(folder: Path) -> None:
     assert "cudagraph_capture_sizes" not in eager
 
 
+@pytest.mark.parametrize(
+    ("groups", "asked"),
+    [
+        ({"a": {"input_activations": {"num_bits": 8}}}, True),
+        ({"a": {"input_activations": {"num_bits": 4}}, "b": {"input_activations": None}}, False),
+        ({"a": {}}, False),
+        ({"a": 3}, False),
+        (None, False),
+    ],
+)
+def test_inputs_in_fp8_are_quantized_by_vllm(folder: Path, groups: object, asked: bool) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"config_groups": groups}
+    (folder / "config.json").write_text(json.dumps(config))
+    arguments = engine_arguments(folder, ServeSettings(), cpu=False)
+    wanted = {"custom_ops": ["+quant_fp8"]} if asked else None
+    assert arguments.get("compilation_config") == wanted
+    # there all of vLLM's own kernels are used anyway
+    for cpu, eager in ((True, False), (False, True)):
+        other = engine_arguments(folder, ServeSettings(eager=eager), cpu=cpu)
+        assert "compilation_config" not in other
+
+
 def test_a_cpu_runs_eagerly_and_without_gpu_options(folder: Path) -> None:
     arguments = engine_arguments(folder, ServeSettings(gdn_backend="triton"), cpu=True)
     assert arguments["enforce_eager"] is True
