@@ -15,6 +15,7 @@ import pytest
 
 pytestmark = pytest.mark.serve
 pytest.importorskip("vllm")
+import torch  # noqa: E402
 
 from clefq.clef.records import Record  # noqa: E402
 from clefq.engines.base import Engine, EngineSpec, RecordResult  # noqa: E402
@@ -97,3 +98,57 @@ def test_vllm_answers_as_transformers(scheme: str, checkpoints: dict[str, Path])
     assert np.median(divergences(ours, theirs)) <= KL / 2
     if scheme == "bf16":
         assert agreement >= AGREEMENT
+
+
+# vLLM's joined layers, and the checkpoint's in their order
+JOINED = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
+}
+
+
+@pytest.mark.parametrize("scheme", ["fp8", "nvfp4a16", "nvfp4"])
+def test_every_quantized_layer_is_the_simulations(
+    scheme: str, checkpoints: dict[str, Path]
+) -> None:
+    """On equal inputs, so that no rounding of another layer is amplified."""
+    from clefq.engines.simulation import QuantizedLinear
+    from clefq.engines.transformers_engine import TransformersEngine
+    from clefq.engines.vllm_engine import VllmEngine
+
+    folder = open_set(SETS / "nano-eval")
+    engine = VllmEngine(checkpoints[scheme], SPEC)
+    seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def keep(name: str, inputs: torch.Tensor, output: torch.Tensor) -> None:
+        seen.setdefault(name, (inputs.clone(), output.clone()))
+
+    def watch(model: torch.nn.Module) -> None:
+        for name, module in model.named_modules():
+            method = type(getattr(module, "quant_method", None)).__name__
+            if method == "CompressedTensorsLinearMethod":
+                module.register_forward_hook(
+                    lambda _, inputs, output, name=name: keep(name, inputs[0], output[0])
+                )
+
+    engine.clef.runtime.apply_model(watch)
+    answers(engine, list(folder.records())[::40], folder.path)
+    simulation = TransformersEngine(checkpoints[scheme], EngineSpec()).backbone.model
+    layers = {
+        name.partition(".layers.")[2]: module
+        for name, module in simulation.named_modules()
+        if isinstance(module, QuantizedLinear)
+    }
+    compared = 0
+    for name, (inputs, output) in seen.items():
+        block, _, leaf = name.partition(".layers.")[2].rpartition(".")
+        parts = [layers[f"{block}.{part}"] for part in JOINED.get(leaf, (leaf,))]
+        compared += len(parts)
+        with torch.no_grad():
+            expected = torch.cat([part(inputs) for part in parts], dim=-1)
+        if scheme == "fp8":  # vLLM's own kernel, which adds up in another order
+            assert (output - expected).float().norm() <= 0.005 * expected.float().norm(), name
+        else:
+            assert torch.equal(output, expected), name
+    assert compared == len(layers) > 0
