@@ -44,11 +44,14 @@ def layer_types(text_config: Mapping[str, Any]) -> tuple[str, ...]:
     given = text_config.get("layer_types")
     if given is None:
         every = text_config.get("full_attention_interval", 4)
+        if not isinstance(every, int) or every < 1:
+            raise ValueError(f"full_attention_interval is {every!r}")
         return tuple(
             "linear_attention" if (layer + 1) % every else "full_attention"
             for layer in range(count)
         )
-    if not isinstance(given, list) or len(given) != count or not set(given) <= set(_MIXERS):
+    known = isinstance(given, list) and all(kind in list(_MIXERS) for kind in given)
+    if not known or len(given) != count:
         raise ValueError(f"layer_types does not name the type of each of {count} layers")
     return tuple(given)
 

@@ -96,34 +96,40 @@ def misread(config: Mapping[str, Any]) -> list[str]:
     vLLM chooses its kernels by the arguments of weights and inputs; the format is a name.
 
     Args:
-        config: The `quantization_config` object, of a known format.
+        config: The `quantization_config` object, which `schemes_of` accepts.
     """
     faults = [
         f"has a {key}, which engines apply"
         for key in ("kv_cache_scheme", "transform_config", "sparsity_config")
         if config.get(key) and config[key] != {"format": "dense"}
     ]
+    named: set[str] = set()
     for name, group in (config.get("config_groups") or {}).items():
-        if not isinstance(group, Mapping):
-            continue  # schemes_of refuses it
         form = group.get("format") or config.get("format")
-        weights, inputs = group.get("weights") or {}, group.get("input_activations")
+        weights, inputs = group["weights"], group.get("input_activations")
         if group.get("output_activations"):
             faults.append(f"{name} quantizes outputs")
         if form == NVFP4:
-            sound = _is_nvfp4(weights) and (inputs is None or _is_nvfp4(inputs))
+            sound = _is_nvfp4(weights, False) and (inputs is None or _is_nvfp4(inputs, "local"))
         elif form in FP8:
             sound = _is_fp8(weights) and (inputs is None or _is_fp8_input(inputs))
         else:
-            continue
+            sound = not (_is_nvfp4(weights, False) or _is_fp8(weights))
         if not sound:
             faults.append(f"{name} says {form}, but its arguments are of another format")
+        targets = set(group.get("targets") or [])
+        faults += [
+            f"{name} targets {target!r}, as a group before it does: engines take the last"
+            for target in sorted(targets & named)
+        ]
+        named |= targets
     return faults
 
 
-def _is_nvfp4(args: Mapping[str, Any]) -> bool:
+def _is_nvfp4(args: Mapping[str, Any], dynamic: bool | str) -> bool:
     shape = (args.get("num_bits"), args.get("strategy"), args.get("group_size"))
-    return shape == (4, "tensor_group", 16) and _is_float(args)
+    known = shape == (4, "tensor_group", 16) and args.get("dynamic", False) == dynamic
+    return known and _is_float(args)
 
 
 def _is_fp8(args: Mapping[str, Any]) -> bool:
@@ -169,11 +175,11 @@ def schemes_of(config: Mapping[str, Any], linears: Iterable[str]) -> dict[str, S
 
 def _assigned(config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Scheme]:
     """Schemes by module; `names` holds the name under which patterns see each module."""
-    ignored = list(config.get("ignore") or [])
-    groups = list((config.get("config_groups") or {}).values())
-    if not groups or any(not isinstance(group, Mapping) for group in groups):
+    ignored = _patterns(config, "ignore")
+    groups = config.get("config_groups")
+    if not (isinstance(groups, Mapping) and groups and all(map(_is_object, groups.values()))):
         raise ValueError("quantization_config has no config_groups")
-    parsed = [(group.get("targets") or [], _scheme(group, config)) for group in groups]
+    parsed = [(_patterns(group, "targets"), _scheme(group, config)) for group in groups.values()]
     found = {}
     for module, name in names.items():
         if any(_matches_under(module, name, entry) for entry in ignored):
@@ -195,6 +201,23 @@ def _assigned(config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, 
                 found[module] = hit
                 break
     return found
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _patterns(holder: Mapping[str, Any], key: str) -> list[str]:
+    """The entries of `ignore` or `targets`."""
+    entries = holder.get(key) or []
+    if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
+        raise ValueError(f"{key} is no list of names and patterns")
+    for entry in entries:
+        try:
+            re.compile(entry.removeprefix("re:") if entry.startswith("re:") else "")
+        except re.error as error:
+            raise ValueError(f"{key} has {entry!r}, which is no pattern: {error}") from error
+    return entries
 
 
 def _matches_under(module: str, name: str, target: str) -> bool:
@@ -239,24 +262,37 @@ def misnamed(config: Mapping[str, Any], linears: Iterable[str]) -> list[tuple[st
 
 
 def _scheme(group: Mapping[str, Any], config: Mapping[str, Any]) -> Scheme:
-    weights = group.get("weights")
+    weights, inputs = group.get("weights"), group.get("input_activations")
     if not isinstance(weights, Mapping):
         raise ValueError("a config group quantizes no weights")
-    inputs = group.get("input_activations")
+    if not (inputs is None or isinstance(inputs, Mapping)):
+        raise ValueError("a config group has input_activations that are no object")
     form = group.get("format") or config.get("format")
     return Scheme(
         format=str(form),
-        bits=int(weights.get("num_bits", 0)),
+        bits=_int(weights, "num_bits"),
         strategy=str(weights.get("strategy")),
-        group_size=weights.get("group_size"),
-        activations=None
-        if inputs is None
-        else (int(inputs.get("num_bits", 0)), inputs.get("dynamic", False)),
+        group_size=None if weights.get("group_size") is None else _int(weights, "group_size"),
+        activations=None if inputs is None else (_int(inputs, "num_bits"), _dynamic(inputs)),
         input_strategy=None if inputs is None else str(inputs.get("strategy")),
         block=_block(weights.get("block_structure"))
         if weights.get("strategy") == "block"
         else None,
     )
+
+
+def _int(args: Mapping[str, Any], key: str) -> int:
+    value = args.get(key)
+    if not isinstance(value, int):
+        raise ValueError(f"{key} is {value!r}, no whole number")
+    return value
+
+
+def _dynamic(inputs: Mapping[str, Any]) -> bool | str:
+    value = inputs.get("dynamic", False)
+    if not isinstance(value, bool | str):
+        raise ValueError(f"dynamic is {value!r}")
+    return value
 
 
 def _block(value: Any) -> tuple[int, int] | None:

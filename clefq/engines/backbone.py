@@ -213,10 +213,13 @@ def _replace(model: nn.Module, name: str, layer: QuantizedLinear, checkpoint: Ch
             f"{checkpoint.folder}: {name} is quantized but is a {type(old).__name__}.",
             fix="quantize the source again with `clefq quantize`.",
         )
-    if old.in_features != layer.in_features:
+    stored = checkpoint.tensors.get(f"{name}.weight_packed") or checkpoint.tensors[f"{name}.weight"]
+    size = (stored.shape[0], layer.in_features)
+    if size != (old.out_features, old.in_features):
         raise CheckpointError(
-            f"{checkpoint.folder}: {name} takes {layer.in_features} features, "
-            f"config.json says {old.in_features}."
+            f"{checkpoint.folder}: {name} is {list(size)}, config.json says "
+            f"{[old.out_features, old.in_features]}.",
+            fix="take config.json from the BF16 source, with this build's quantization_config.",
         )
     setattr(parent, leaf, layer)
 

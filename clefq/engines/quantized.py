@@ -89,8 +89,8 @@ def find_layers(checkpoint: Checkpoint) -> dict[str, LayerKind]:
         module, _, leaf = name.rpartition(".")
         leaves[module].add(leaf)
     layers: dict[str, LayerKind] = {}
-    faults = [f"config.json {fault}" for fault in misread(config)]
     stated = _stated(checkpoint, [m for m in leaves if _is_linear(checkpoint, m)])
+    faults = [f"config.json {fault}" for fault in misread(config)]
     for module, present in leaves.items():
         kind = _kind(checkpoint, module, present)
         said = stated.get(module)
@@ -212,7 +212,7 @@ def _positive(tensor: Tensor, module: str, leaf: str) -> float:
     if not 0.0 < value < float("inf"):
         raise CheckpointError(
             f"{module}.{leaf} is {value}.",
-            fix="quantize the checkpoint again, or `clefq repair` it.",
+            fix="quantize the checkpoint again.",
         )
     return value
 

@@ -31,14 +31,14 @@ def expected_tensors(config: Mapping[str, Any], prefix: str) -> Shapes | None:
         prefix: Module path of the text model, from `text_prefix`.
     """
     text = config.get("text_config", config)
-    if text.get("model_type") not in ("qwen3_5", "qwen3_5_text"):
+    if not isinstance(text, Mapping) or text.get("model_type") not in ("qwen3_5", "qwen3_5_text"):
         return None
     try:
         shapes = _text(text, prefix, bool(config.get("tie_word_embeddings", False)))
         vision = config.get("vision_config")
         if vision is not None and prefix != "model":
             shapes |= _vision(vision)
-    except (KeyError, TypeError, ValueError):
+    except (ArithmeticError, KeyError, TypeError, ValueError):
         return None
     return shapes
 

@@ -104,7 +104,7 @@ def _files(report: AuditReport, found: FolderTensors) -> None:
     for name in found.doubled:
         report.breach("files", name, "is in more than one shard", "the last shard read wins")
     for fault in found.faults:
-        report.breach("files", "index", fault, "the tensor is missed or loading fails")
+        report.breach("files", "index", fault, "tensors are missed, or loading fails")
     for name in found.refs:
         if "language_model.language_model" in name:
             report.breach("files", name, "has a doubled prefix", "loading fails")
@@ -115,14 +115,17 @@ def open_audited(folder: Path) -> Audited:
     return _open(AuditReport(str(folder)), folder, _read_config(folder))
 
 
-def _read_config(folder: Path) -> Any:
+def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise CheckpointError(
             f"{folder} is no checkpoint folder: it has no config.json.",
             fix="give a folder; `hf download ORG/NAME --local-dir DIR` gets one from the hub.",
         )
-    return read_json(path)
+    body = read_json(path)
+    if not isinstance(body, dict):
+        raise CheckpointError(f"{path} is not a JSON object.", fix="download that file again.")
+    return body
 
 
 def _open(report: AuditReport, folder: Path, config: Mapping[str, Any]) -> Audited:
@@ -143,8 +146,7 @@ def _open(report: AuditReport, folder: Path, config: Mapping[str, Any]) -> Audit
     block = quantization_of(config)
     if block is None:
         _unquantized(report, found)
-    elif block.get("quant_method") != "compressed-tensors":
-        method = block.get("quant_method")
+    elif (method := _method(block)) != "compressed-tensors":
         raise CheckpointError(
             f"{folder} is quantized by {method!r}, not in the compressed-tensors format.",
             fix="audit reads compressed-tensors checkpoints only.",
@@ -156,6 +158,10 @@ def _open(report: AuditReport, folder: Path, config: Mapping[str, Any]) -> Audit
             report.breach("config", "config.json", str(error), "loading fails")
         for fault in misread(block) if schemes else ():
             report.breach("config", "config.json", fault, "it runs in another arithmetic")
+        status = block.get("quantization_status")
+        if status != "compressed":
+            message = f"quantization_status is {status!r}, expected 'compressed'"
+            report.breach("config", "config.json", message, "transformers loads no usable weights")
         if not schemes:
             report.breach("config", "config.json", "its quantization_config matches no Linear")
         _names(report, block, linear_modules(expected), schemes)
@@ -166,6 +172,10 @@ def _open(report: AuditReport, folder: Path, config: Mapping[str, Any]) -> Audit
     report.scheme = report.scheme or "not quantized"
     report.facts["formats"] = counts
     return Audited(folder, config, found.refs, expected, schemes)
+
+
+def _method(block: Any) -> Any:
+    return block.get("quant_method") if isinstance(block, Mapping) else None
 
 
 def _names(

@@ -12,7 +12,8 @@ from clefq.clef.head_config import HeadConfig
 from clefq.clef.images import PROCESSOR_FILES
 from clefq.clef.tensor_files import check_head_file, read_header, same_bytes
 from clefq.errors import ClefqError
-from clefq.quantize.audit_values import scan
+from clefq.quantize.audit_values import IMPOSSIBLE, scan
+from clefq.quantize.finish import side_files
 from clefq.quantize.report import AuditReport
 from clefq.quantize.tensors import HEAD_FILES
 from clefq.store.atomic import read_json, sha256_file
@@ -48,7 +49,11 @@ def head(report: AuditReport, folder: Path, source: Path | None) -> None:
 
 
 def _head_files(report: AuditReport, folder: Path, source: Path | None) -> list[Path]:
-    found = next((folder / name for name in HEAD_FILES if (folder / name).is_file()), None)
+    there = [folder / name for name in HEAD_FILES if (folder / name).is_file()]
+    if len(there) > 1 and not _same_tensors(*there):
+        first, other = HEAD_FILES
+        report.breach("head", other, f"is another head than {first}", "loaders differ in which")
+    found = there[0] if there else None
     if found is not None:
         beside = found.with_name(HEAD_CONFIG)
         settings = beside if beside.is_file() else folder / HEAD_CONFIG
@@ -75,8 +80,8 @@ def _whole(report: AuditReport, file: Path, settings: Path) -> None:
             message = f"{ref.name} is zero from byte {zeros.at:,} on, for {zeros.count:,} bytes"
             report.breach("head", file.name, message, "most likely the file was cut short")
         if bad:
-            message = f"{ref.name} holds {bad} NaN or infinite values"
-            report.breach("head", file.name, message, "answers are NaN")
+            message = f"{ref.name} holds {bad} {IMPOSSIBLE}"
+            report.breach("head", file.name, message, "answers are NaN or noise")
 
 
 # what a config may say otherwise than its source without any effect on an answer
@@ -111,6 +116,51 @@ def settings(report: AuditReport, folder: Path, config: Mapping[str, Any], sourc
         ours, other = _load(folder / name), _load(source / name)
         for line in _differences(ours, other, both=True):
             report.breach("head", name, line, "images are read otherwise")
+    told = any(breach.subject in PROCESSOR_FILES for breach in report.of("head"))
+    if not told and not all(_same(name, folder, source) for name in PROCESSOR_FILES):
+        # what one of them leaves out, or has in the other file
+        for line in _differences(_image_settings(folder), _image_settings(source), both=True):
+            report.breach("head", PROCESSOR_FILES[0], line, "images are read otherwise")
+    _others(report, folder, source)
+
+
+def _image_settings(folder: Path) -> dict[str, Any]:
+    """The settings that transformers reads images with, defaults filled in, where it is there."""
+    has_files = any((folder / name).is_file() for name in PROCESSOR_FILES)
+    if find_spec("transformers") is None or find_spec("PIL") is None or not has_files:
+        return {}
+    from transformers import Qwen2VLImageProcessorPil
+
+    try:
+        read = Qwen2VLImageProcessorPil.from_pretrained(str(folder)).to_dict()
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}
+    return dict(read)
+
+
+def _others(report: AuditReport, folder: Path, source: Path) -> None:
+    """Files that clefq does not read and other loaders do: a word where they are not the source's.
+
+    Libraries write some of them anew, and people add release code of their own on purpose.
+    """
+    names = sorted({*side_files(folder), *side_files(source)})
+    read = [n for n in names if Path(n).name not in _COMPARED and not n.startswith(_LEGAL)]
+    other = [name for name in read if not _same(name, folder, source)]
+    if other:
+        report.notes.append(
+            f"not the source's, and not read by clefq: {', '.join(other)}; other loaders may."
+        )
+
+
+_LEGAL = ("LICENSE", "NOTICE")
+_COMPARED = {*PROCESSOR_FILES, HEAD_CONFIG, TOKENIZER, Path(HEAD_FILES[0]).name}
+
+
+def _same(name: str, folder: Path, source: Path) -> bool:
+    ours, theirs = folder / name, source / name
+    if not (ours.is_file() and theirs.is_file()):
+        return ours.is_file() == theirs.is_file()
+    return sha256_file(ours) == sha256_file(theirs)
 
 
 def _config_differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
@@ -139,12 +189,13 @@ def _resolved(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """The config with its defaults, or None where transformers cannot read it."""
     if find_spec("transformers") is None or config.get("model_type") != "qwen3_5":
         return None
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import Qwen3_5Config
 
     try:
         values = {k: v for k, v in config.items() if k not in _FREE}
         read = Qwen3_5Config.from_dict(values).to_dict()
-    except (ValueError, TypeError, KeyError):
+    except (StrictDataclassError, AttributeError, ValueError, TypeError, KeyError):
         return None
     return _plain_config(json.loads(json.dumps(read, default=str)))
 

@@ -10,9 +10,11 @@ from clefq.clef.config_match import NVFP4, Scheme
 from clefq.clef.fusion import FusedGroup, fused_groups
 from clefq.clef.tensor_files import TensorInfo
 from clefq.quantize.report import AuditReport
-from clefq.quantize.values import Floats, read_floats
+from clefq.quantize.values import E2M1_MAX, E4M3_MAX, TOO_LARGE, Floats, read_floats
 
 Refs = Mapping[str, TensorInfo]
+# a scale below it leaves nothing of what it scales
+_TOO_SMALL = 2.0**-40
 _KINDS = {"weight_global_scale": "weight scales", "input_global_scale": "input scales"}
 
 
@@ -34,11 +36,12 @@ def global_scales(report: AuditReport, refs: Refs, schemes: Mapping[str, Scheme]
             if value is None:
                 continue
             report.looked_at(check)
-            if np.isfinite(value) and value > 0:
+            fault = _impossible(value)
+            if fault is None:
                 scales[module] = value
             else:
                 report.breach(
-                    check, f"{module}.{suffix}", f"is {value}", "the whole product is NaN or zero"
+                    check, f"{module}.{suffix}", fault, "the whole product is NaN, zero or noise"
                 )
         for group in fused_groups(nvfp4):
             present = {m: scales[m] for m in group.members if m in scales}
@@ -49,6 +52,15 @@ def global_scales(report: AuditReport, refs: Refs, schemes: Mapping[str, Scheme]
                     _listing(present),
                     _effect(suffix, shrink_factors(present)),
                 )
+
+
+def _impossible(divisor: float) -> str | None:
+    if not (np.isfinite(divisor) and divisor > 0):
+        return f"is {divisor}"
+    largest = E4M3_MAX * E2M1_MAX / divisor
+    if 1 / TOO_LARGE <= largest <= TOO_LARGE:
+        return None
+    return f"is {divisor:.6g}, so that the largest number would be {largest:.3g}"
 
 
 def shrink_factors(divisors: Mapping[str, float]) -> dict[str, float]:
@@ -87,31 +99,35 @@ def shared_groups(schemes: Mapping[str, Scheme]) -> list[FusedGroup]:
 
 
 def local_scales(report: AuditReport, refs: Refs, schemes: Mapping[str, Scheme]) -> None:
-    """Checks the scales of groups, channels or tensors: finite, positive, at most 448 in E4M3."""
+    """Checks the scales of groups, channels or tensors: finite, positive, none absurd."""
     for module, scheme in schemes.items():
-        ref = refs.get(f"{module}.weight_scale")
-        if ref is None:
-            continue
-        report.looked_at("group scales")
-        values = read_floats(ref)
-        bad = int(values.size - np.count_nonzero(np.isfinite(values)))
-        if bad:
-            report.breach("group scales", ref.name, f"{bad} are NaN or infinite", "answers are NaN")
-        negative = int(np.count_nonzero(values < 0))
-        if negative:
-            report.breach("group scales", ref.name, f"{negative} are negative", "weights flip sign")
-        erased = _erased(refs, module, scheme, values)
-        if erased:
-            report.breach(
-                "group scales", ref.name, f"{erased} are zero over nonzero codes", "weights vanish"
-            )
+        for suffix in ("weight_scale", "input_scale"):
+            ref = refs.get(f"{module}.{suffix}")
+            if ref is not None:
+                report.looked_at("group scales")
+                _local_scale(report, refs, ref, scheme)
 
 
-def _erased(refs: Refs, module: str, scheme: Scheme, scales: Floats) -> int:
-    zero = scales == 0
+def _local_scale(report: AuditReport, refs: Refs, ref: TensorInfo, scheme: Scheme) -> None:
+    values = read_floats(ref)
+    bad = int(values.size - np.count_nonzero(np.abs(values) < TOO_LARGE))
+    if bad:
+        message = f"{bad} are NaN, infinite or beyond 2^24"
+        report.breach("group scales", ref.name, message, "answers are NaN or noise")
+    negative = int(np.count_nonzero(values < 0))
+    if negative:
+        report.breach("group scales", ref.name, f"{negative} are negative", "numbers flip sign")
+    erased = _erased(refs, ref, scheme, values)
+    if erased:
+        message = f"{erased} are zero, or next to it, over nonzero codes"
+        report.breach("group scales", ref.name, message, "numbers vanish")
+
+
+def _erased(refs: Refs, ref: TensorInfo, scheme: Scheme, scales: Floats) -> int:
+    zero = np.abs(scales) < _TOO_SMALL
     if not bool(zero.any()):
         return 0
-    packed = refs.get(f"{module}.weight_packed")
+    packed = refs.get(ref.name.removesuffix("_scale") + "_packed")
     if scheme.format != NVFP4 or packed is None or scales.ndim != 2:
         return int(np.count_nonzero(zero))
     codes = np.frombuffer(packed.read(), dtype=np.uint8).reshape(*scales.shape, -1)

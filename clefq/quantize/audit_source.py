@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from clefq.clef.config_match import NVFP4, Scheme
 from clefq.clef.fusion import fused_groups
 from clefq.clef.tensor_files import TensorInfo, same_bytes
-from clefq.quantize.finish import served_files
+from clefq.quantize.finish import identity, loaded_files
 from clefq.quantize.manifest import MANIFEST, read_manifest
 from clefq.quantize.report import AuditReport
 from clefq.quantize.tensors import open_tensors
@@ -33,12 +33,15 @@ def manifest(report: AuditReport, folder: Path) -> None:
     if not (folder / MANIFEST).is_file():
         report.notes.append("no clefq.json: file hashes are not known.")
         return
-    recorded = read_manifest(folder).files
+    found = read_manifest(folder)
+    recorded = found.files
     report.looked_at("manifest", len(recorded))
+    if found.sha256 != identity(recorded):
+        report.breach("manifest", MANIFEST, "has a hash that is not that of the files it lists")
     there = [name for name in recorded if (folder / name).is_file()]
     for name in sorted(recorded.keys() - set(there)):
         report.breach("manifest", name, "is missing")
-    for name in sorted(set(served_files(folder)) - recorded.keys()):
+    for name in sorted(set(loaded_files(folder)) - recorded.keys() - {MANIFEST}):
         report.breach("manifest", name, "is not among the files that clefq wrote")
     digests = in_threads(sha256_file, [folder / name for name in there])
     for name, digest in zip(there, digests, strict=True):
@@ -91,9 +94,14 @@ def _quantized(
     report.facts["other_rounding"] = other
     if other:
         report.notes.append(
-            f"{len(other)} modules are not plain round-to-nearest of the source (GPTQ, AWQ or "
-            "another rounding): compared by their error alone."
+            f"{len(other)} of {len(modules)} modules are not plain round-to-nearest of the source "
+            f"(GPTQ, AWQ or another rounding): compared by their error alone ({_first(other)})."
         )
+
+
+def _first(modules: list[str]) -> str:
+    more = f" and {len(modules) - 3} more" if len(modules) > 3 else ""
+    return ", ".join(modules[:3]) + more
 
 
 def _comparable(

@@ -1,4 +1,4 @@
-"""Audit of the stored numbers: NaN, infinity, and zeros where a weight cannot have them.
+"""Audit of the stored numbers: NaN, infinity, absurd ones, and zeros where no weight has them.
 
 A download or a copy that stopped leaves a file of the right size whose rest is zero. Header, index
 and shapes are then as they should be, and without a source or recorded hashes only the numbers
@@ -19,13 +19,14 @@ from clefq.clef.config_match import NVFP4, Scheme
 from clefq.clef.tensor_files import Buffer, TensorInfo
 from clefq.errors import ClefqError
 from clefq.quantize.report import AuditReport
-from clefq.quantize.values import nonfinite
+from clefq.quantize.values import impossible
 from clefq.quantize.workers import in_threads
 from clefq.store.atomic import read_json
 
 Refs = Mapping[str, TensorInfo]
 Flags = npt.NDArray[np.bool_]
 
+IMPOSSIBLE = "values that are NaN, infinite or beyond 2^24"
 # bytes of zeros at the end of a matrix, and anywhere in it, that no trained weights have
 _TAIL = 512
 _PAGE = 4096
@@ -75,8 +76,9 @@ def check(
     zeros = {}
     for ref, (bad, found) in zip(numbers, in_threads(scan, numbers), strict=True):
         if bad:
-            message = f"holds {bad} NaN or infinite values"
-            report.breach("values", ref.name, message, "answers are NaN")
+            report.breach(
+                "values", ref.name, f"holds {bad} {IMPOSSIBLE}", "answers are NaN or noise"
+            )
         if found is not None and not _is_padding(ref, found, folder):
             zeros[ref.name] = ref, found
     _matrices(report, zeros, proven)
@@ -135,8 +137,8 @@ def scan(ref: TensorInfo) -> tuple[int, Zeros | None]:
     """One reading of a tensor.
 
     Returns:
-        How many of its numbers are NaN or infinite; and, for a matrix, the zeros at its end, or
-        else its longest run inside, where no trained weights have them.
+        How many of its numbers are NaN, infinite or absurd; and, for a matrix, the zeros at its
+        end, or else its longest run inside, where no trained weights have them.
     """
     matrix = len(ref.shape) > 1 and ref.nbytes >= _TAIL
     tail = _tail(ref) if matrix else 0
@@ -146,7 +148,7 @@ def scan(ref: TensorInfo) -> tuple[int, Zeros | None]:
         return 0, Zeros(0, tail, whole) if whole else None
     bad, pages = 0, []
     for block in ref.blocks():
-        bad += nonfinite(block, ref.dtype)
+        bad += impossible(block, ref.dtype)
         pages.append(_zero_pages(block))
     if whole or tail >= _TAIL:
         return bad, Zeros(ref.nbytes - tail, tail, whole)

@@ -35,6 +35,10 @@ _COPIED = (
     "clef_head/*",
 )
 _IDENTITY = ("config.json", "joint_head_config.json", "tokenizer.json")
+# endings of files that something loads or runs
+LOADED = (
+    ".py", ".so", ".json", ".jinja", ".safetensors", ".bin", ".pt", ".pth", ".pkl", ".gguf",
+)  # fmt: skip
 LIBRARIES = ("clefq", "torch", "transformers", "llmcompressor", "compressed-tensors")
 
 
@@ -61,6 +65,11 @@ def copy_side_files(source: Path, target: Path) -> list[str]:
 def served_files(folder: Path) -> list[str]:
     """Files whose bytes are the checkpoint's identity, as relative paths, sorted."""
     return [name for name in _visible(folder) if _decides(name)]
+
+
+def loaded_files(folder: Path) -> list[str]:
+    """`served_files`, and whatever else beside them a loader would take up, sorted."""
+    return [n for n in _visible(folder) if _decides(n) or ("/" not in n and n.endswith(LOADED))]
 
 
 def _visible(folder: Path) -> list[str]:

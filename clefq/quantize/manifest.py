@@ -11,6 +11,7 @@ from clefq.store.atomic import read_json, write_json
 
 MANIFEST = "clefq.json"
 SCHEMA_VERSION = 1
+_FIX = "download or copy that file again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +65,21 @@ def read_manifest(folder: Path) -> Manifest:
     """Reads `clefq.json`, strictly.
 
     Raises:
-        CheckpointError: Missing, unknown or missing keys, or another schema version.
+        CheckpointError: Missing or unknown keys, values of another type, another schema version.
     """
     path = folder / MANIFEST
     body = read_json(path)
     names = {field.name for field in fields(Manifest)}
     if not isinstance(body, dict) or set(body) != names:
         wrong = sorted(set(body) ^ names) if isinstance(body, dict) else ["not an object"]
-        raise CheckpointError(f"{path} differs in {', '.join(wrong)}.")
+        raise CheckpointError(f"{path} differs in {', '.join(wrong)}.", fix=_FIX)
     if body["schema_version"] != SCHEMA_VERSION:
         raise CheckpointError(
             f"{path} has schema version {body['schema_version']}, expected {SCHEMA_VERSION}.",
             fix="use the clefq that wrote it.",
         )
+    objects = ("source", "recipe", "versions", "audit", "formats", "bytes", "files")
+    broken = [name for name in objects if not isinstance(body[name], dict)]
+    if broken:
+        raise CheckpointError(f"{path} has no object under {', '.join(broken)}.", fix=_FIX)
     return Manifest(**body)

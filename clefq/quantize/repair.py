@@ -25,7 +25,7 @@ from clefq.clef.fusion import FusedGroup
 from clefq.clef.scheme import scheme_from_config
 from clefq.clef.tensor_files import Buffer, TensorInfo
 from clefq.console import Console
-from clefq.errors import AuditError, ClefqError, ExitCode
+from clefq.errors import AuditError
 from clefq.quantize import finish
 from clefq.quantize.audit import Audited, audit_checkpoint, open_audited, summary
 from clefq.quantize.audit_scales import read_global_scale, shared_groups, shrink_factors
@@ -36,6 +36,12 @@ from clefq.quantize.manifest import (
     Manifest,
     read_manifest,
     write_manifest,
+)
+from clefq.quantize.repair_refusals import (
+    RepairError,
+    nonzero,
+    refuse_damaged_divisors,
+    refuse_damaged_inputs,
 )
 from clefq.quantize.repair_report import Mended, RepairReport
 from clefq.quantize.report import AuditReport
@@ -55,12 +61,6 @@ MENDED = ("weight scales", "input scales")
 MENDED_WITH_SOURCE = (*MENDED, "untouched")
 # Rescaling may cost this much of a member's weights (relative), no more
 WORST_RESCALE = 0.05
-
-
-class RepairError(ClefqError):
-    """A checkpoint that cannot be mended honestly."""
-
-    exit_code = ExitCode.FAIL
 
 
 Edits = dict[str, Callable[[], Buffer]]
@@ -131,8 +131,12 @@ def refuse_unmendable(task: _Task) -> None:
     left = [
         breach
         for breach in task.found.breaches
-        if breach.check not in (MENDED if task.source is None else MENDED_WITH_SOURCE)
-        and not (breach.check in ("coverage", "values") and breach.subject in restorable)
+        # of a scale by itself nothing says what it should be
+        if breach.subject.endswith("_global_scale")
+        or (
+            breach.check not in (MENDED if task.source is None else MENDED_WITH_SOURCE)
+            and not (breach.check in ("coverage", "values") and breach.subject in restorable)
+        )
     ]
     if left:
         lines = [f"{b.check}: {b.subject} {b.message}" for b in left]
@@ -157,6 +161,8 @@ def _mend_scales(task: _Task, report: RepairReport) -> Edits:
         divisors = _divisors(task.refs, group, "weight_global_scale")
         if group.name not in broken or len(set(divisors.values())) < 2:
             continue
+        if task.source is None:  # with a source the audit knows the codes' own divisor
+            refuse_damaged_divisors(task.refs, divisors)
         shared = _smallest(task.refs, divisors)
         factors = shrink_factors(divisors)
         for module, own in divisors.items():
@@ -181,12 +187,8 @@ def _mend_scales(task: _Task, report: RepairReport) -> Edits:
 
 def _smallest(refs: Mapping[str, TensorInfo], divisors: Mapping[str, float]) -> float:
     """The shared divisor; a member of zeros alone has none of its own to count."""
-    counted = [d for m, d in divisors.items() if _nonzero(refs[f"{m}.weight_packed"])]
+    counted = [d for m, d in divisors.items() if nonzero(refs[f"{m}.weight_packed"])]
     return min(counted or divisors.values())
-
-
-def _nonzero(packed: TensorInfo) -> bool:
-    return any(np.any(np.frombuffer(block, dtype=np.uint8) & 0x77) for block in packed.blocks())
 
 
 def _divisors(refs: Mapping[str, TensorInfo], group: FusedGroup, suffix: str) -> dict[str, float]:
@@ -284,6 +286,7 @@ def _mend_inputs(task: _Task, report: RepairReport) -> Edits:
         if group.name not in broken or len(set(divisors.values())) < 2:
             continue
         shared = min(divisors.values())
+        refuse_damaged_inputs(group.name, divisors)
         report.inputs.append(group.name)
         for module in divisors:
             ref = task.refs[f"{module}.input_global_scale"]

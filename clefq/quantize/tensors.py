@@ -24,6 +24,7 @@ ITEM_SIZE = {
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
 }  # fmt: skip
 INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
 HEAD_FILES = ("joint_head.safetensors", "clef_head/joint_head.safetensors")
 
 
@@ -90,6 +91,8 @@ def scan_folder(folder: Path) -> FolderTensors:
     faults = []
     if (folder / INDEX).is_file():
         table = _weight_map(folder / INDEX)
+        if (folder / SINGLE).is_file() and SINGLE not in table.values():
+            faults.append(f"{SINGLE} is there and not in {INDEX}: transformers loads it instead")
         faults += [
             f"{INDEX} names {n}, which no shard holds" for n in sorted(set(table) - set(refs))
         ]

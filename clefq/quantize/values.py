@@ -93,19 +93,20 @@ def read_floats(ref: TensorInfo) -> Floats:
     return decode(ref.read(), ref.dtype).reshape(ref.shape)
 
 
-def nonfinite(block: Buffer, dtype: str) -> int:
-    """How many stored values of a block are NaN or infinite; 0 for integer types.
+# No number of a trained model is as large; a flipped exponent bit goes far beyond.
+TOO_LARGE = 2.0**24
+
+
+def impossible(block: Buffer, dtype: str) -> int:
+    """How many stored values of a block are NaN, infinite or too large; 0 for integer types.
 
     Looks at the exponent bits, so that a big tensor is not widened.
     """
-    array: Any
     if dtype == "F8_E4M3":
-        array = np.frombuffer(block, dtype=np.uint8)
-        return int(np.count_nonzero((array & 0x7F) == 0x7F))
+        return int(np.count_nonzero((np.frombuffer(block, dtype=np.uint8) & 0x7F) == 0x7F))
     if dtype == "BF16":
-        array = np.frombuffer(block, dtype="<u2")
-        return int(np.count_nonzero((array & 0x7F80) == 0x7F80))
+        return int(np.count_nonzero((np.frombuffer(block, dtype="<u2") & 0x7FFF) >= 0x4B80))
     if dtype in ("F16", "F32", "F64"):
-        array = np.frombuffer(block, dtype=_ITEM[dtype])
-        return int(array.size - np.count_nonzero(np.isfinite(array)))
+        array: Any = np.frombuffer(block, dtype=_ITEM[dtype])
+        return int(array.size - np.count_nonzero(np.abs(array) < TOO_LARGE))
     return 0

@@ -13,7 +13,7 @@ from clefq import __version__
 from clefq.console import Console
 from clefq.errors import ClefqError
 from clefq.quantize.audit import audit_checkpoint
-from clefq.quantize.finish import hash_files, served_files
+from clefq.quantize.finish import LOADED, hash_files, served_files
 from clefq.quantize.manifest import MANIFEST
 from clefq.release.bundle import CONFIG
 from clefq.release.card import make_card
@@ -85,10 +85,6 @@ def _audit_faults(folder: Path, evidence: Evidence) -> Iterator[str]:
             yield f"audit: {breach.check}: {breach.subject} {breach.message}"
 
 
-# Files that something loads or runs.
-_LOADED = (
-    ".py", ".so", ".json", ".jinja", ".safetensors", ".bin", ".pt", ".pth", ".pkl", ".gguf",
-)  # fmt: skip
 _OWN = (f"{EVIDENCE}/", "metrics/", "definitions/", f"{PLUGIN}/")
 
 
@@ -103,7 +99,7 @@ def _check_others(folder: Path, evidence: Evidence, found: Verified) -> None:
             f"{name}: nothing here says what it should be" for name in others if name not in covered
         ]
         return
-    loaded = [name for name in others if name.endswith(_LOADED)]
+    loaded = [name for name in others if name.endswith(LOADED)]
     found.faults += [f"{name} is no part of what was published" for name in loaded]
     found.notes += [f"{name}: added by somebody" for name in others if name not in loaded]
 

@@ -193,11 +193,20 @@ def compact_json(value: Any) -> str:
 
 
 def sha256_file(path: Path) -> str:
-    """SHA-256 of a file's bytes, as 64 hex digits."""
+    """SHA-256 of a file's bytes, as 64 hex digits.
+
+    Raises:
+        InputError: The file is missing or may not be read.
+    """
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
+    try:
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK):
+                digest.update(block)
+    except OSError as error:
+        raise InputError(
+            f"cannot read {path}: {error.strerror}.", fix="check that it is there and readable."
+        ) from error
     return digest.hexdigest()
 
 

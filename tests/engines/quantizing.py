@@ -155,7 +155,8 @@ def _config(chosen: dict[str, str]) -> dict[str, object]:
     for index, kind in enumerate(sorted(set(chosen.values()))):
         targets = [f"re:^{module}$" for module, k in chosen.items() if k == kind]
         scheme = preset_name_to_scheme(PRESETS[kind], targets)
-        groups[f"group_{index}"] = json.loads(scheme.model_dump_json())
+        form = "float-quantized" if kind.startswith("fp8") else "nvfp4-pack-quantized"
+        groups[f"group_{index}"] = {**json.loads(scheme.model_dump_json()), "format": form}
     return {
         "quant_method": "compressed-tensors",
         "config_groups": groups,

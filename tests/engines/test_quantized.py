@@ -227,6 +227,17 @@ def test_faulty_checkpoints_are_refused(
         load_backbone(open_checkpoint(folder), torch.bfloat16, CPU)
 
 
+def test_quantized_layers_of_other_sizes_than_the_config_s(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = broken(checkpoints["fp8"], tmp_path, lambda _: None)
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["num_key_value_heads"] *= 2
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"k_proj is \[\d+, \d+\], config.json says"):
+        load_backbone(open_checkpoint(folder), torch.bfloat16, CPU)
+
+
 def test_fp8_weights_alone_are_refused(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     folder = broken(checkpoints["fp8"], tmp_path, lambda _: None)
     config = json.loads((folder / "config.json").read_text())

@@ -79,6 +79,16 @@ def test_recorded_hashes_catch_a_flipped_bit_without_the_source(made: Make, tmp_
     assert checks(audit_checkpoint(folder)) == {"manifest"}
 
 
+@pytest.mark.parametrize("value", [None, [], "x"])
+def test_a_manifest_of_the_wrong_types(made: Make, tmp_path: Path, value: object) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(made("fp8").folder, folder)
+    body = json.loads((folder / "clefq.json").read_text())
+    (folder / "clefq.json").write_text(json.dumps(body | {"files": value}))
+    with pytest.raises(CheckpointError, match="no object under files"):
+        audit_checkpoint(folder)
+
+
 def test_a_file_that_clefq_did_not_write_is_seen(made: Make, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(made("fp8").folder, folder)
@@ -86,8 +96,16 @@ def test_a_file_that_clefq_did_not_write_is_seen(made: Make, tmp_path: Path) -> 
     assert audit_checkpoint(folder).passed
     (folder / "clef_head").mkdir()
     shutil.copy(folder / "joint_head.safetensors", folder / "clef_head")
-    (breach,) = audit_checkpoint(folder).breaches
-    assert (breach.check, breach.subject) == ("manifest", "clef_head/joint_head.safetensors")
+    # transformers would run the one and add the other
+    (folder / "modeling_clef.py").touch()
+    (folder / "adapter_config.json").touch()
+    breaches = audit_checkpoint(folder).breaches
+    assert {breach.check for breach in breaches} == {"manifest"}
+    assert [breach.subject for breach in breaches] == [
+        "adapter_config.json",
+        "clef_head/joint_head.safetensors",
+        "modeling_clef.py",
+    ]
 
 
 def test_unequal_input_scales(copy: Path) -> None:
@@ -98,12 +116,13 @@ def test_unequal_input_scales(copy: Path) -> None:
     assert "gate_proj ×0.500" in breach.effect
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, -1.0])
-def test_impossible_global_scales(copy: Path, value: float) -> None:
-    name = f"{LAYER}.0.mlp.down_proj.weight_global_scale"
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, -1.0, 1e30, 1e-30])
+@pytest.mark.parametrize("suffix", ["weight_global_scale", "input_global_scale"])
+def test_impossible_global_scales(copy: Path, value: float, suffix: str) -> None:
+    name = f"{LAYER}.0.mlp.down_proj.{suffix}"
     edit(copy, lambda tensors: tensors[name].fill_(value))
-    report = audit_checkpoint(copy)
-    assert [b.subject for b in report.of("weight scales")] == [name]
+    (breach,) = audit_checkpoint(copy).breaches
+    assert breach.subject == name
 
 
 @pytest.mark.parametrize(("code", "words"), [(0x7F, "NaN"), (0x80 | 60, "negative"), (0, "zero")])
@@ -114,6 +133,47 @@ def test_impossible_group_scales(copy: Path, code: int, words: str) -> None:
     assert breach.subject == name
     assert words in breach.message
     assert breach.message.startswith("1 ")
+
+
+def test_impossible_fp8_scales(made: Make, tmp_path: Path) -> None:
+    """Those of rows, and those of inputs where the config says that they are static."""
+    folder = tmp_path / "static"
+    shutil.copytree(made("fp8").folder, folder)
+    (folder / "clefq.json").unlink()
+    static = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
+    edit_config(
+        folder,
+        lambda c: c["quantization_config"]["config_groups"]["group_0"].update(
+            input_activations=static
+        ),
+    )
+
+    def add(tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.endswith(".weight_scale")]:
+            tensors[name.replace("weight_scale", "input_scale")] = torch.full((1,), 0.02)
+
+    edit(folder, add)
+    assert audit_checkpoint(folder).passed
+    for suffix, value in [
+        ("input_scale", float("nan")),
+        ("input_scale", -0.02),
+        ("input_scale", 0.0),
+        ("weight_scale", 2.0**60),
+        ("weight_scale", 2.0**-60),
+    ]:
+        name = f"{LAYER}.1.mlp.down_proj.{suffix}"
+        before = load_file(folder / "model.safetensors")[name]
+        edit(folder, lambda tensors: tensors[name].view(-1)[0].fill_(value))  # noqa: B023
+        (breach,) = audit_checkpoint(folder).breaches
+        assert breach.subject == name
+        edit(folder, lambda tensors: tensors[name].copy_(before))  # noqa: B023
+
+
+def test_a_flipped_exponent_is_seen_without_the_source(copy: Path) -> None:
+    name = f"{LAYER}.2.input_layernorm.weight"
+    edit(copy, lambda tensors: tensors[name].view(torch.int16)[7].bitwise_xor_(1 << 14))
+    (breach,) = audit_checkpoint(copy).breaches
+    assert (breach.check, breach.subject) == ("values", name)
 
 
 def test_nan_in_an_unquantized_tensor(copy: Path) -> None:
@@ -297,6 +357,56 @@ def test_an_image_processor_that_is_not_the_source_s(copy: Path, source: Path) -
     assert breach.message == "is missing"
 
 
+@pytest.mark.parametrize("key", ["image_mean", "size", "patch_size"])
+def test_a_setting_of_the_image_processor_that_is_left_out(
+    copy: Path, source: Path, key: str
+) -> None:
+    """The library's default takes its place, which need not be the source's value."""
+    body = json.loads((copy / "processor_config.json").read_text())
+    full = {**body["image_processor"], "image_mean": [0.5, 0.5, 0.5]}
+    original = copy.parent / "original"
+    shutil.copytree(source, original)
+    (original / "processor_config.json").write_text(json.dumps({"image_processor": full}))
+    del full[key]
+    (copy / "processor_config.json").write_text(json.dumps({"image_processor": full}))
+    subjects = {b.subject for b in audit_checkpoint(copy, original).breaches}
+    assert subjects == {"processor_config.json"}
+
+
+def test_files_that_others_read_are_worth_a_word(copy: Path, source: Path) -> None:
+    (copy / "joint_schema_model.py").write_text("print('another')")
+    (copy / "chat_template.jinja").write_text("{{ messages }}")
+    report = audit_checkpoint(copy, source)
+    assert report.passed
+    assert any("chat_template.jinja, joint_schema_model.py;" in note for note in report.notes)
+
+
+def test_an_old_checkpoint_beside_the_shards(copy: Path, source: Path) -> None:
+    """transformers looks for model.safetensors before it looks for an index."""
+    (copy / "model.safetensors").rename(copy / "model-00001-of-00001.safetensors")
+    path = copy / "model.safetensors.index.json"
+    path.write_text(
+        path.read_text().replace('"model.safetensors"', '"model-00001-of-00001.safetensors"')
+    )
+    assert audit_checkpoint(copy).passed
+    shutil.copy(source / "model.safetensors", copy)
+    (breach,) = audit_checkpoint(copy).breaches
+    assert "transformers loads it instead" in breach.message
+    with pytest.raises(CheckpointError, match="loads it instead"):
+        open_tensors(copy)
+
+
+def test_two_heads(copy: Path) -> None:
+    (copy / "clef_head").mkdir()
+    shutil.copy(copy / "joint_head.safetensors", copy / "clef_head")
+    assert audit_checkpoint(copy).passed
+    head = load_file(copy / "joint_head.safetensors")
+    next(iter(head.values())).view(-1)[0] += 1
+    save_file(head, copy / "clef_head" / "joint_head.safetensors")
+    (breach,) = audit_checkpoint(copy).breaches
+    assert breach.message == "is another head than joint_head.safetensors"
+
+
 def test_a_head_of_another_width_than_its_config(copy: Path) -> None:
     path = copy / "joint_head_config.json"
     config = json.loads(path.read_text())
@@ -312,7 +422,7 @@ def test_a_damaged_head_is_seen_without_the_source(copy: Path) -> None:
     next(iter(head.values())).view(-1)[0] = float("nan")
     save_file(head, copy / "joint_head.safetensors")
     (breach,) = audit_checkpoint(copy).breaches
-    assert "1 NaN" in breach.message
+    assert "holds 1 values that are NaN" in breach.message
     with (copy / "joint_head.safetensors").open("r+b") as file:
         file.truncate(5_000)
     (breach,) = audit_checkpoint(copy).breaches

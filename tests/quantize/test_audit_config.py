@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from clefq.clef.checkpoint import open_checkpoint
 from clefq.clef.config_match import matches, misnamed, served_name
+from clefq.engines.quantized import find_layers
 from clefq.errors import CheckpointError
 from clefq.quantize.audit import audit_checkpoint
 from tests.quantize.conftest import Make
@@ -135,6 +136,15 @@ def test_a_config_nested_without_end(copy: Path, source: Path) -> None:
         lambda q: q["config_groups"]["group_0"].update(output_activations={"num_bits": 8}),
         lambda q: q.update(kv_cache_scheme={"num_bits": 8, "type": "float"}),
         lambda q: q.update(transform_config={"config_groups": {"R1": {}}}),
+        # of two groups with the same target engines take the last
+        lambda q: q["config_groups"].update(
+            group_1={**q["config_groups"]["group_0"], "input_activations": None}
+        ),
+        lambda q: q["config_groups"]["group_0"]["weights"].update(dynamic=True),
+        lambda q: q["config_groups"]["group_0"]["input_activations"].update(dynamic=False),
+        # transformers then leaves the codes as they are and fills the weights with noise
+        lambda q: q.update(quantization_status="frozen"),
+        lambda q: q.pop("quantization_status"),
     ],
 )
 def test_a_config_that_a_serving_engine_reads_otherwise(
@@ -143,6 +153,69 @@ def test_a_config_that_a_serving_engine_reads_otherwise(
     edit_config(copy, lambda config: change(config["quantization_config"]))
     (breach,) = audit_checkpoint(copy).breaches
     assert (breach.check, breach.subject) == ("config", "config.json")
+
+
+def test_fp8_under_the_name_of_another_format(made: Make, tmp_path: Path) -> None:
+    shutil.copytree(made("fp8").folder, tmp_path / "copy")
+    (tmp_path / "copy" / "clefq.json").unlink()
+
+    def rename(config: dict[str, Any]) -> None:
+        block = config["quantization_config"]
+        block["format"] = block["config_groups"]["group_0"]["format"] = "pack-quantized"
+
+    edit_config(tmp_path / "copy", rename)
+    (breach,) = audit_checkpoint(tmp_path / "copy").breaches
+    assert "says pack-quantized" in breach.message
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda q: q.update(config_groups="x"), "no config_groups"),
+        (lambda q: q.update(config_groups=["x"]), "no config_groups"),
+        (lambda q: q.update(ignore="lm_head"), "ignore is no list"),
+        (lambda q: q["config_groups"]["group_0"].update(targets="Linear"), "targets is no list"),
+        (lambda q: q["config_groups"]["group_0"].update(targets=[None]), "targets is no list"),
+        (lambda q: q["config_groups"]["group_0"].update(targets=["re:("]), "is no pattern"),
+        (lambda q: q["config_groups"]["group_0"].update(weights="x"), "quantizes no weights"),
+        (lambda q: q["config_groups"]["group_0"].update(input_activations=1), "no object"),
+        (lambda q: q["config_groups"]["group_0"]["weights"].update(num_bits=None), "num_bits"),
+        (lambda q: q["config_groups"]["group_0"]["weights"].update(group_size="16"), "group_size"),
+        (
+            lambda q: q["config_groups"]["group_0"]["input_activations"].update(dynamic=[]),
+            "dynamic",
+        ),
+    ],
+)
+def test_a_config_of_the_wrong_types(
+    copy: Path, change: Callable[[dict[str, Any]], object], words: str
+) -> None:
+    """A breach, and a line from whatever else opens it; no traceback."""
+    edit_config(copy, lambda config: change(config["quantization_config"]))
+    assert words in audit_checkpoint(copy).breaches[0].message
+    with pytest.raises(CheckpointError, match=words):
+        find_layers(open_checkpoint(copy))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: c.update(text_config=None),
+        lambda c: c.update(quantization_config=[]),
+        lambda c: c["text_config"].update(layer_types=[[]] * 4),
+        lambda c: c["text_config"].update(layer_types=None, full_attention_interval=0),
+        lambda c: c["vision_config"].update(spatial_merge_size=1e308),
+    ],
+)
+def test_a_config_of_no_model_at_all(
+    copy: Path, change: Callable[[dict[str, Any]], object]
+) -> None:
+    edit_config(copy, change)
+    with pytest.raises(CheckpointError):
+        audit_checkpoint(copy)
+    (copy / "config.json").write_text("[]")
+    with pytest.raises(CheckpointError, match="not a JSON object"):
+        audit_checkpoint(copy)
 
 
 def test_a_quantization_that_only_serving_engines_would_find(source: Path, tmp_path: Path) -> None:

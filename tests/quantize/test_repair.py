@@ -137,6 +137,39 @@ def test_a_rescale_that_costs_too_much_is_refused(unshared: Path, tmp_path: Path
         repair_checkpoint(broken, None, tmp_path / "mended", QUIET)
 
 
+def test_a_damaged_scale_is_not_taken_for_one_that_was_not_shared(
+    made: Make, tmp_path: Path
+) -> None:
+    """Mending by it would make the damage pass the next audit."""
+    broken = tmp_path / "broken"
+    for leaf in ("q_proj", "k_proj", "v_proj"):
+        for factor in (4.0, 0.25):
+            shutil.copytree(made("nvfp4").folder, broken)
+            (broken / "clefq.json").unlink()
+            name = f"model.language_model.layers.3.self_attn.{leaf}.weight_global_scale"
+            change(broken, lambda tensors: tensors[name].mul_(factor))  # noqa: B023
+            with pytest.raises(RepairError, match="one of the group's is damaged"):
+                repair_checkpoint(broken, None, tmp_path / "mended", QUIET)
+            shutil.rmtree(broken)
+
+
+def test_input_scales_that_no_calibration_gives(made: Make, source: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(made("nvfp4").folder, broken)
+    (broken / "clefq.json").unlink()
+    name = "model.language_model.layers.0.mlp.up_proj.input_global_scale"
+    change(broken, lambda tensors: tensors[name].mul_(2))
+    assert repair_checkpoint(broken, None, tmp_path / "mended", QUIET).folder is not None
+    change(broken, lambda tensors: tensors[name].mul_(2.0**-8))
+    for original in (None, source):
+        with pytest.raises(RepairError, match="differ by a factor of 128"):
+            repair_checkpoint(broken, original, tmp_path / "again", QUIET)
+    change(broken, lambda tensors: tensors[name].fill_(float("nan")))
+    with pytest.raises(RepairError, match="cannot mend input scales") as caught:
+        repair_checkpoint(broken, source, tmp_path / "again", QUIET)
+    assert caught.value.fix is not None
+
+
 def test_norms_of_another_rounding_are_not_touched(
     unshared: Path, source: Path, tmp_path: Path
 ) -> None:

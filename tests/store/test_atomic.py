@@ -129,6 +129,11 @@ def test_hashes_agree(tmp_path: Path) -> None:
     assert sha256_file(tmp_path / "x") == sha256_bytes(data)
 
 
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot read .*gone"):
+        sha256_file(tmp_path / "gone")
+
+
 @pytest.mark.parametrize("data", [b"", b"{", b'{"a": "\xff"}', b"[" * 100_000, b"[1,]"])
 def test_what_is_no_json_is_refused_with_its_path(tmp_path, data):
     path = tmp_path / "config.json"
