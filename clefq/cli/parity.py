@@ -64,6 +64,7 @@ def command(
     from clefq.cli.parity_table import comparison_json, comparison_text
     from clefq.console import Console
     from clefq.engines.select import parse_engine
+    from clefq.parity.report_files import judged_in
     from clefq.parity.run import SetJob, judge_set, load_spec
     from clefq.parity.verdict import EXIT_CODES, worst
 
@@ -80,6 +81,12 @@ def command(
     results = []
     for found in plans:
         target = _target(found.name, len(plans), out, folder.root if folder else Path.cwd())
+        gone = judged_in(target) - {slot.variant for slot in found.candidates}
+        if gone:
+            console.note(
+                f"the report replaces one that was about {', '.join(sorted(gone))} too; "
+                "without --candidate every variant is judged"
+            )
         job = SetJob(
             baseline=found.baseline.path,
             candidates=tuple(slot.path for slot in found.candidates),

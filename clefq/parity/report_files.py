@@ -7,6 +7,7 @@ reader never sees half a report, and an older report stays until the new one is 
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,16 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clefq.errors import InputError
+from clefq.errors import ClefqError, InputError
 from clefq.parity.compare import CandidateReport
 from clefq.parity.flips import flips_frame
 from clefq.parity.report_html import index_html, report_html
-from clefq.parity.report_json import Provenance, check_document, parity_document
+from clefq.parity.report_json import Provenance, check_document, parity_document, signed
 from clefq.parity.report_junit import junit_xml
 from clefq.parity.report_markdown import report_markdown
 from clefq.parity.report_plots import plots
 from clefq.parity.report_summary import Sizes, summary_document
-from clefq.store.atomic import disk_error, partial_path, write_json, write_text
+from clefq.store.atomic import disk_error, partial_path, read_json, write_json, write_text
 
 SUMMARY_FILE = "summary.json"
 REPORT_FILE = "parity.json"
@@ -76,8 +77,9 @@ def write_reports(
     with swapped_folder(folder) as partial:
         documents = []
         for report in reports:
-            target = partial / report.candidate.variant
-            documents.append(_write_candidate(target, report, spec))
+            variant = report.candidate.variant
+            before = folder / variant / REPORT_FILE
+            documents.append(_write_candidate(partial / variant, report, spec, before))
         summary = summary_document(documents, spec.sizes)
         check_document(summary, "summary", SUMMARY_FILE)
         write_json(partial / SUMMARY_FILE, summary)
@@ -85,13 +87,15 @@ def write_reports(
     return summary
 
 
-def _write_candidate(target: Path, report: CandidateReport, spec: ReportSpec) -> Mapping[str, Any]:
+def _write_candidate(
+    target: Path, report: CandidateReport, spec: ReportSpec, before: Path
+) -> Mapping[str, Any]:
     target.mkdir()
     statistics = report.statistics
     if statistics is not None:
         frame = flips_frame(statistics.pairs, statistics.values)
         frame.to_parquet(target / "flips.parquet", index=False, compression="zstd")
-    document = parity_document(report, spec.provenance)
+    document = _as_before(parity_document(report, spec.provenance), before)
     check_document(document, "parity", REPORT_FILE)
     write_json(target / REPORT_FILE, document)
     drawn = [] if statistics is None else plots(document, statistics, report.noise)
@@ -101,6 +105,35 @@ def _write_candidate(target: Path, report: CandidateReport, spec: ReportSpec) ->
     write_text(target / "junit.xml", junit)
     write_breakdown(target / "breakdown.csv", document)
     return document
+
+
+def judged_in(folder: Path) -> set[str]:
+    """The candidates that a report folder is about; none where it is no report."""
+    try:
+        return {row["variant"] for row in read_json(folder / SUMMARY_FILE)["candidates"]}
+    except (ClefqError, KeyError, TypeError):
+        return set()
+
+
+def _as_before(document: Mapping[str, Any], before: Path) -> Mapping[str, Any]:
+    """The report that is there, where a new one would differ in its time and command alone.
+
+    Cards and bundles name a report by its digest: judging again must not make them untrue.
+    """
+    if not before.is_file():
+        return document
+    try:
+        old = read_json(before)
+        known = old["provenance"]
+        again = {**known, **{key: document["provenance"][key] for key in _OF_A_RUN}}
+        same = {**old, "provenance": again} == json.loads(json.dumps(document))
+        return old if same and signed(old) == old else document
+    except (ClefqError, KeyError, TypeError):  # no report of this version
+        return document
+
+
+# What changes in the provenance of a report when the same is judged again.
+_OF_A_RUN = ("created_at", "command", "digest")
 
 
 def write_breakdown(path: Path, document: Mapping[str, Any]) -> None:

@@ -179,6 +179,39 @@ def test_a_folder_that_is_no_report_is_never_replaced(clefq: Clefq, run_folder: 
     assert not list((run_folder / "report").glob(".*"))
 
 
+def test_reports_that_go_are_named(
+    clefq: Clefq, run_folder: Path, world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add(run_folder, world, "nvfp4", Dial(noise=0.01))
+    clefq("parity", "--baseline", "bf16")
+    assert "replaces" not in capsys.readouterr().err
+    clefq("parity", "--baseline", "bf16", "--candidate", "nvfp4")
+    assert "was about fp8 too" in " ".join(capsys.readouterr().err.split())
+
+
+def test_judging_the_same_again_changes_no_report(
+    clefq: Clefq, run_folder: Path, world: World
+) -> None:
+    """A card names its report by digest; nothing but the time would be another."""
+    report = run_folder / "report" / "synthetic" / "fp8" / "parity.json"
+    clefq("parity", "--baseline", "bf16")
+    first = report.read_bytes()
+    doctored = json.loads(first)
+    doctored["provenance"]["created_at"] = "2026-01-01T00:00:00+00:00"
+    report.write_text(json.dumps(signed(doctored)))
+    clefq("parity", "--baseline", "bf16", "--candidate", "fp8")
+    assert json.loads(report.read_bytes()) == signed(doctored)
+    doctored["verdict"]["sentence"] = "All is well."
+    report.write_text(json.dumps(signed(doctored)))
+    clefq("parity", "--baseline", "bf16")
+    again = json.loads(report.read_bytes())
+    assert again["verdict"] == json.loads(first)["verdict"]
+    assert again["provenance"]["created_at"] > "2026-01-01"
+    add(run_folder, world, "fp8", Dial(noise=0.05))
+    clefq("parity", "--baseline", "bf16")
+    assert json.loads(report.read_bytes())["metrics"] != again["metrics"]
+
+
 def test_same_inputs_give_the_same_report(clefq: Clefq, run_folder: Path) -> None:
     assert clefq("parity", "--baseline", "bf16") == 0
     first = parity_json(run_folder)
