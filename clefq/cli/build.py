@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,8 +15,10 @@ from clefq.errors import InputError
 if TYPE_CHECKING:
     from clefq.data.build import BuildResult
     from clefq.data.definition import Definition
+    from clefq.data.loading import Malformed
 
 ROLES = ("calibration", "eval")
+LONGEST_REASON = 100
 
 
 def command(
@@ -78,6 +82,8 @@ def command(
         tokenizer=_tokenizer(tokenizer),
     )
     result = build_set(spec, console)
+    if role == "calibration" and not spec.against:
+        console.note("not compared with any eval set: --against SET does")
     console.result(_as_json(result), _as_text(result, definition))
 
 
@@ -118,18 +124,27 @@ def _as_text(result: BuildResult, definition: Definition) -> Any:
 
 def _source_lines(result: BuildResult) -> list[str]:
     lines = []
-    for info in result.folder.manifest.sources:
+    for info, malformed in zip(result.folder.manifest.sources, result.malformed, strict=True):
         revision = info.revision or ""
         short = revision[:8] if len(revision) == 40 else revision
         where = f"{info.origin}, {short}" if short else info.origin
-        text = f"{info.source} {info.split} ({where}; {info.licence}): "
+        title = f"{info.source} {info.split}".rstrip()
+        text = f"{title} ({where}; {info.licence}): "
         text += f"{info.taken:,} of {info.rows_read:,} rows"
-        if info.rows_malformed:
-            text += f", {info.rows_malformed:,} malformed"
+        if malformed:
+            text += f", {len(malformed):,} malformed{_commonest(malformed)} (malformed.jsonl)"
         if info.outside_limits:
             text += f", {info.outside_limits:,} outside the token limits (passed_over.jsonl)"
         lines.append(text)
     return lines
+
+
+def _commonest(malformed: Sequence[Malformed]) -> str:
+    """`: REASON`, the commonest, after `, N of them` where there are others."""
+    [(reason, count)] = Counter(row.reason for row in malformed).most_common(1)
+    shown = reason if len(reason) <= LONGEST_REASON else reason[: LONGEST_REASON - 1] + "…"
+    share = "" if count == len(malformed) else f", {count:,} of them"
+    return f"{share}: {shown}"
 
 
 def _cohort_lines(result: BuildResult) -> list[str]:

@@ -20,7 +20,7 @@ from clefq.console import Console
 from clefq.data.against import Reference, read_reference
 from clefq.data.definition import Definition, SourceUse, source_options
 from clefq.data.hub_files import fetch, find_place
-from clefq.data.loading import Load
+from clefq.data.loading import Load, Malformed
 from clefq.data.personal import KEY_VARIABLE
 from clefq.data.pool import Pool, PoolWriter, open_pool
 from clefq.data.prints import PoolPrints, learn_schema
@@ -77,11 +77,13 @@ class BuildResult:
         folder: The set.
         removed: Duplicates, as in `removed.jsonl`.
         skipped_references: Held-out splits that could not be read.
+        malformed: Refused rows of each source, in the manifest's order of the sources.
     """
 
     folder: SetFolder
     removed: list[Removed]
     skipped_references: list[str] = field(default_factory=list)
+    malformed: list[tuple[Malformed, ...]] = field(default_factory=list)
 
 
 def limited(definition: Definition, limit: int | None, seed: str | None) -> Definition:
@@ -148,15 +150,14 @@ class _Build:
         self._note_shortage(entries)
         folder = self._write(entries, self._draft(entries, references, removed))
         shutil.rmtree(self.work, ignore_errors=True)
-        return BuildResult(folder, removed, self.skipped)
+        malformed = [entry.pool.malformed for entry in entries]
+        return BuildResult(folder, removed, self.skipped, malformed)
 
     def _note_shortage(self, entries: Sequence[_Entry]) -> None:
         for entry in entries:
             wanted, taken = entry.use.count, len(entry.selected.indices)
             if wanted is not None and taken < wanted:
-                self.console.note(
-                    f"{entry.use.source} {entry.use.split}: {taken:,} records instead of {wanted:,}"
-                )
+                self.console.note(f"{entry.use.title}: {taken:,} records instead of {wanted:,}")
 
     def _check_limits(self) -> None:
         limited = any(use.token_budget or use.min_tokens for use in self.definition.sources)
@@ -173,7 +174,7 @@ class _Build:
             place = find_place(source, options, self.spec.data_dir, use.hub)
             source, folder = place.source, place.folder
             if place.revision is not None:
-                self.console.note(f"{use.source} {use.split}: fetching {source.hub_files.path}")
+                self.console.note(f"{use.title}: fetching {source.hub_files.path}")
                 folder = fetch(source, [use.split], self.work / f"hub-{use.source}-{use.split}")
             return Load(source, use.split, options, folder, fetched=place.revision)
         seed = self.definition.seed
@@ -184,16 +185,15 @@ class _Build:
         key = self._key(use, load)
         known = open_pool(folder, key)
         if known is not None:
-            self.console.note(f"{use.source} {use.split}: {len(known):,} records read earlier")
+            self.console.note(f"{use.title}: {len(known):,} records read earlier")
             load.rows_read = known.rows_read
             load.malformed = list(known.malformed)
             return _Entry(use, load, known)
         seed = self.definition.seed
         canaries = (*CANARIES, *(c.lower() for c in self.definition.decontaminate.canaries))
-        label = f"reading {use.source} {use.split}".rstrip()
         with (
             PoolWriter(folder, seed, canaries) as writer,
-            self.console.progress(label, None) as advance,
+            self.console.progress(f"reading {use.title}", None) as advance,
         ):
             for example in load.examples():
                 writer.add(example)
@@ -202,7 +202,7 @@ class _Build:
         if len(pool) == 0:
             reason = f": {load.malformed[0].reason}" if load.malformed else ""
             raise DefinitionError(
-                f"{use.source} {use.split}: none of {load.rows_read:,} rows is usable{reason}."
+                f"{use.title}: none of {load.rows_read:,} rows is usable{reason}."
             )
         return _Entry(use, load, pool)
 
@@ -227,7 +227,7 @@ class _Build:
         source = entry.use.source
         if self.definition.role == "calibration":
             raise DefinitionError(
-                f"{source} {entry.use.split}: record {record} carries the canary {text!r}; its "
+                f"{entry.use.title}: record {record} carries the canary {text!r}; its "
                 "authors forbid calibration on it.",
                 fix=f"remove {source} from the definition.",
             )

@@ -69,6 +69,11 @@ class SourceUse:
     max_tokens: int | None = None
     token_budget: int | None = None
 
+    @property
+    def title(self) -> str:
+        """Source and split, as messages name them; a user's own data have no split."""
+        return f"{self.source} {self.split}".rstrip()
+
 
 @dataclass(frozen=True, slots=True)
 class Decontaminate:
@@ -167,10 +172,19 @@ def load_definition(path: Path, role: Role) -> Definition:
     if definition is None or faults:
         raise DefinitionError(
             f"{path}: {faults[0]}.",
-            fix="see docs/data.md for the format of definitions.",
+            fix=_fix(definition, role),
             faults=faults[1:],
         )
     return definition
+
+
+def _fix(definition: Definition | None, role: Role) -> str:
+    if definition is None or definition.role == role:
+        return "see docs/data.md for the format of definitions."
+    return (
+        f"copy it with `role: {role}` and a name of its own, and build the copy "
+        f"`--against` the {definition.role} set."
+    )
 
 
 def definition_faults(definition: Definition, role: Role) -> list[str]:

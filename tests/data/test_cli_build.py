@@ -38,7 +38,7 @@ def test_prints_what_it_did_in_80_columns(tmp_path: Path) -> None:
     for part in (
         "set banking77-ten (eval) → sets/banking77-ten",
         "records 25; questions: 25 choice",
-        "banking77 test (local, 57ec275d; CC-BY-4.0): 25 of 31 rows, 5 malformed",
+        "banking77 test (local, 57ec275d; CC-BY-4.0): 25 of 31 rows, 5 malformed, ",
         "removed 1 duplicates: 1 normalised within (removed.jsonl)",
         "by nano's tokenizer; median",
         "next clefq predict MODEL --eval sets/banking77-ten",
@@ -81,6 +81,78 @@ def test_a_users_own_definition(tmp_path: Path) -> None:
     clefq("eval", "mine/tickets.yaml", cwd=tmp_path)
     records = list(open_set(tmp_path / "sets/tickets").records())
     assert [record.gold["queue"] for record in records] == ["tech", "billing", "tech"]
+
+
+TICKETS = """
+name: NAME
+role: ROLE
+sources:
+  - source: user
+    count: 20
+    options:
+      file: tickets.csv
+      state: subject
+      questions:
+        queue: {type: choice, criteria: [tech, billing], gold: queue}
+"""
+
+
+def write_tickets(folder: Path, rows: list[str], role: str, name: str) -> str:
+    (folder / "tickets.csv").write_text("subject,queue\n" + "".join(row + "\n" for row in rows))
+    text = TICKETS.replace("ROLE", role).replace("NAME", name)
+    (folder / f"{name}.yaml").write_text(text)
+    return f"{name}.yaml"
+
+
+def test_calibration_apart_from_eval(tmp_path: Path) -> None:
+    """One table, two definitions: without --against both sets are the same records."""
+    rows = [f"{i * 7919} {i * 104729} {i * 1299709},tech" for i in range(30)]
+    clefq("eval", write_tickets(tmp_path, rows, "eval", "tickets"), cwd=tmp_path)
+    mine = write_tickets(tmp_path, rows, "calibration", "mine")
+    note = "not compared with any eval set: --against SET does"
+    done = clefq("calibration", mine, "--out", "same", cwd=tmp_path)
+    assert done.stderr.splitlines() == [note]
+    done = clefq("calibration", mine, "--against", "sets/tickets", cwd=tmp_path)
+    assert done.stderr.splitlines() == ["user: 10 records instead of 20"]
+    evaluated, same, apart = (
+        {record.id for record in open_set(tmp_path / path).records()}
+        for path in ("sets/tickets", "same", "sets/mine")
+    )
+    assert same == evaluated
+    assert len(apart) == 10
+    assert not apart & evaluated
+
+
+def test_a_definition_of_the_other_role(tmp_path: Path) -> None:
+    file = write_tickets(tmp_path, ["a,tech"], "eval", "tickets")
+    done = clefq("calibration", file, cwd=tmp_path, code=2)
+    assert "role is eval, but `clefq build calibration` was asked for" in done.stderr
+    assert (
+        "fix: copy it with `role: calibration` and a name of its own, and build the copy "
+        "`--against` the eval set."
+    ) in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        (("", "", "tech"), "1 of 3 rows, 2 malformed: queue is missing (malformed.jsonl)"),
+        (
+            ("", "Sales", "", "tech"),
+            "1 of 4 rows, 3 malformed, 2 of them: queue is missing (malformed.jsonl)",
+        ),
+        (
+            ("x" * 200, "tech"),
+            f"1 malformed: queue is '{'x' * 89}… (malformed.jsonl)",
+        ),
+    ],
+)
+def test_why_rows_were_refused(answers: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    rows = [f"Case {i},{answer}" for i, answer in enumerate(answers)]
+    done = clefq("eval", write_tickets(tmp_path, rows, "eval", "tickets"), cwd=tmp_path)
+    lines = [line.removeprefix("source").strip() for line in done.stdout.splitlines()]
+    assert said.replace(" ", "") in "".join(lines).replace(" ", "")
+    assert "user (user; the user's own)" in " ".join(lines)
 
 
 @pytest.mark.parametrize(

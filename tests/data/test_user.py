@@ -117,6 +117,29 @@ def test_rows_that_do_not_fit_are_listed(build: Build, tmp_path: Path) -> None:
     assert built.folder.manifest.records == 3
 
 
+@pytest.mark.parametrize("required", [True, False])
+def test_a_column_that_no_row_has_stops_the_build(
+    build: Build, tmp_path: Path, required: bool
+) -> None:
+    """With `required: false` every answer would be missing, and nothing would say so."""
+    rows = [{"no": i, "body": f"Case {i}", **({"queue": "Tech"} if i else {})} for i in range(3)]
+    file = write_jsonl(tmp_path / "tickets.jsonl", rows)
+    question = {"type": "choice", "criteria": ["Tech", "Sales"], "required": required}
+    value = mapping(file, state="body", cohort=None, questions={"q": {**question, "gold": "queue"}})
+    assert build(value, data_dir=None).folder.manifest.records == (2 if required else 3)
+    value = mapping(file, state="body", cohort=None, questions={"q": {**question, "gold": "que"}})
+    with pytest.raises(DefinitionError) as caught:
+        build(value, data_dir=None)
+    path = tmp_path / "tickets.jsonl"
+    assert caught.value.message == f"no column 'que' in {path}; it has no, body, queue."
+    wide = write_jsonl(tmp_path / "wide.jsonl", [{f"c{i}": i for i in range(40)}])
+    value = mapping(
+        wide, id=None, cohort="team", state=["c0", "b"], questions={"q": {"type": "noul"}}
+    )
+    with pytest.raises(DefinitionError, match=r"no column 'team', 'b' in .*c29 and 10 more\."):
+        build(value, data_dir=None)
+
+
 def test_optional_answers_and_open_choices(build: Build, tmp_path: Path) -> None:
     rows = [dict(row) for row in TICKETS]
     rows[0]["queue"] = None
@@ -330,5 +353,5 @@ def test_records(build: Build, tmp_path: Path) -> None:
     broken = [json.loads(line) for line in (first.path / "records.jsonl").read_text().splitlines()]
     del broken[0]["state"]
     (tmp_path / "records.jsonl").write_text("".join(compact_json(row) + "\n" for row in broken))
-    with pytest.raises(DefinitionError, match="none of 4 rows is usable"):
+    with pytest.raises(DefinitionError, match=r"^records: none of 4 rows is usable"):
         build(value, data_dir=None, tokenizer=None)

@@ -20,6 +20,7 @@ from clefq.data.tables import table_rows
 from clefq.errors import DefinitionError
 
 MAX_OPTIONS = 255
+MOST_COLUMNS = 30
 YES_NO = {"true": "true", "yes": "true", "1": "true", "false": "false", "no": "false", "0": "false"}
 
 
@@ -79,12 +80,39 @@ def read(spec: ReadSpec) -> Iterator[Row]:
     path = spec.folder / options.file
     seen = _open_choices(path, options)
     personal = PersonalFields(options.drop, options.hash)
-    for row in personal.watched(table_rows(path), lambda cells: cells):
+    rows = _with_columns(path, options)
+    for row in personal.watched(rows, lambda cells: cells):
         if row.fault is not None:
             yield row
             continue
         value = {"cells": row.value, "seen": seen, "folder": path.parent, "number": row.number}
         yield Row(row.file, row.number, value)
+
+
+def _with_columns(path: Path, options: Options) -> Iterator[Row]:
+    """The rows; at their end, whether every column that the mapping names was in one of them."""
+    columns: dict[str, None] = {}
+    missing = _named(options)
+    for row in table_rows(path):
+        if missing and row.fault is None:
+            columns.update(dict.fromkeys(row.value))
+            missing = [name for name in missing if name not in row.value]
+        yield row
+    if columns and missing:
+        more = len(columns) - MOST_COLUMNS
+        has = ", ".join(list(columns)[:MOST_COLUMNS]) + (f" and {more:,} more" if more > 0 else "")
+        raise DefinitionError(
+            f"no column {', '.join(map(repr, missing))} in {path}; it has {has}.",
+            fix="mend the name in the definition.",
+        )
+
+
+def _named(options: Options) -> list[str]:
+    """The columns that the mapping names, in its order."""
+    state = (options.state,) if isinstance(options.state, str) else options.state
+    golds = (question.gold for question in options.questions.values())
+    names = (options.id, options.cohort, *state, options.images, *golds)
+    return list(dict.fromkeys(name for name in names if name is not None))
 
 
 def _check(options: Options) -> None:
