@@ -157,7 +157,8 @@ def command(
     spec = names.spec(schemes, engine, records, round(memory_gb * 1e9))
     wanted = SearchSpec(asked.budget(spec), parse_speeds(speeds), verify, published)
     found = run_sensitivity(spec, wanted, console)
-    console.result(to_plain(found), report_text(found, spec.out, model))
+    named = str(spec.model) if spec.revision is None else f"{spec.model_id}@{spec.revision}"
+    console.result(to_plain(found), report_text(found, spec.out, named, spec.calibration))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -27,16 +28,20 @@ from clefq.sensitivity.schema import (
 MOST_ROWS = 16
 
 
-def report_text(found: Sensitivity, out: Path, model: str) -> RenderableType:
+def report_text(
+    found: Sensitivity, out: Path, model: str, calibration: Path | None = None
+) -> RenderableType:
     """What a person reads in the terminal.
 
     Args:
         found: The result.
         out: Folder that it lies in.
-        model: The model as the user named it.
+        model: What `clefq quantize` takes for the model: its folder or hub id.
+        calibration: Folder of the calibration set, where one was given.
     """
     tables = (Text(), block_table(found), Text(), layout_table(found), Text())
-    return Group(*map(Text, _head(found)), *tables, name_table(_tail(found, out, model)))
+    tail = _tail(found, out, _next_command(found, out, model, calibration))
+    return Group(*map(Text, _head(found)), *tables, name_table(tail))
 
 
 def _head(found: Sensitivity) -> list[str]:
@@ -129,7 +134,14 @@ def _table(title: str, gap: int = 2) -> Table:
     )
 
 
-def _tail(found: Sensitivity, out: Path, model: str) -> Iterable[tuple[str, str]]:
+def _next_command(found: Sensitivity, out: Path, model: str, calibration: Path | None) -> str:
+    words = ["clefq", "quantize", model, "--recipe", str(out / RECIPE_FILE)]
+    if found.calibration is not None:
+        words += ["--calibration", "SET" if calibration is None else str(calibration)]
+    return shlex.join([*words, "--out", "DIR"])
+
+
+def _tail(found: Sensitivity, out: Path, command: str) -> Iterable[tuple[str, str]]:
     effort = found.effort
     share = effort.layer_passes / max(1, effort.full_passes)
     line = f"{effort.variants} variants for {share:.0%} of as many full runs"
@@ -145,8 +157,7 @@ def _tail(found: Sensitivity, out: Path, model: str) -> Iterable[tuple[str, str]
     yield "report", f"{out / REPORT_FILE}"
     if found.recipe is not None:
         yield "recipe", f"{out / RECIPE_FILE}"
-        calibration = "" if found.calibration is None else " --calibration SET"
-        yield "next", f"clefq quantize {model} --recipe {out / RECIPE_FILE}{calibration} --out DIR"
+        yield "next", command
         yield "", "then predict and judge it on a set that was not searched on"
 
 

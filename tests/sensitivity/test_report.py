@@ -139,7 +139,26 @@ def test_the_command_resumes_and_prints_json(
     assert "budget  --budget-bytes 520,000: " in text.stdout
     unfolded = "".join(line.strip() for line in text.stdout.splitlines())
     assert f"clefq quantize {command(out)[1]} --recipe" in unfolded
-    assert "--calibration SET --out DIR" in " ".join(text.stdout.split())
+    said = f"--calibration {command(out)[5]} --out DIR"
+    assert said.replace(" ", "") in unfolded.replace(" ", "")
+
+
+def test_the_next_command_runs_where_names_were_given(
+    swept: Swept, release: Path, command: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    """`clefq quantize` takes no variant names: their paths are printed."""
+    shutil.copytree(swept.spec.out, tmp_path / "out")
+    for name, target in (("models/bf16", release), ("sets/own", Path(command(tmp_path)[5]))):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).symlink_to(target)
+    given = command(tmp_path / "out", "--run", str(tmp_path))
+    given[1], given[5] = "bf16", "own"
+    done = CliRunner().invoke(app, given)
+    assert done.exit_code == 0, done.output
+    unfolded = "".join(line.strip() for line in done.stdout.splitlines()).replace(" ", "")
+    said = f"clefq quantize {tmp_path}/models/bf16 --recipe {tmp_path}/out/recipe.yaml "
+    said += f"--calibration {tmp_path}/sets/own --out DIR"
+    assert said.replace(" ", "") in unfolded
 
 
 @pytest.mark.parametrize(
