@@ -26,6 +26,8 @@ from clefq.parity.gate_schema import (
 from clefq.store.yaml_text import load_yaml, yaml_fault
 
 _FIX = "mend the gate file (docs/parity.md shows the form)."
+# at 0.5 the one-sided bound is the estimate itself, and no interval is left
+LEAST_CONFIDENCE = 0.51
 _NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_.")
 
 
@@ -56,7 +58,7 @@ def parse_gates(data: bytes, where: str) -> GateFile:
 
 def _gate_file(top: Fields, faults: list[str]) -> GateFile:
     top.choice("schema", (SCHEMA,))
-    confidence = top.number("confidence", 0.5, 0.9999, 0.975)
+    confidence = top.number("confidence", LEAST_CONFIDENCE, 0.9999, 0.975)
     policies = tuple(
         _policy(Fields(entry, f"policies[{index}]", faults))
         for index, entry in enumerate(top.sequence("policies", []))
@@ -83,7 +85,7 @@ def _gate_file(top: Fields, faults: list[str]) -> GateFile:
         supersedes=top.optional_digest("supersedes"),
         policies=policies,
         thresholds=_thresholds(top),
-        alarm_confidence=top.number("alarm_confidence", 0.5, 0.9999, 0.95),
+        alarm_confidence=top.number("alarm_confidence", LEAST_CONFIDENCE, 0.9999, 0.95),
     )
     top.done()
     _check_names(top, result)
@@ -138,7 +140,7 @@ def _gate(fields: Fields, confidence: float) -> Gate:
         margin=fields.optional_number("margin", 0.0, 1e12),
         bound=fields.optional_number("bound", 0.0, 1e12),
         slice=None if raw_slice is None else _slice(raw_slice, fields),
-        confidence=fields.number("confidence", 0.5, 0.9999, confidence),
+        confidence=fields.number("confidence", LEAST_CONFIDENCE, 0.9999, confidence),
         min_n=fields.integer("min_n", 1, 200),
         min_records=fields.integer("min_records", 10, 10),
         required=fields.boolean("required", True),
@@ -187,9 +189,23 @@ def _check_limits(fields: Fields, gate: Gate, card: Card) -> None:
         fields.fault(wrong, f"does not apply: {gate.metric} takes a {name}")
     if card.unit == "fraction" and given is not None and given > 1:
         fields.fault(name, f"is {given:g}; figures are fractions, so 2 points are 0.02")
+    elif given is not None and _shows_nothing(gate, card, given):
+        points = given == 1 and card.unit == "fraction"
+        hint = " (100 points); figures are fractions, so 1 point is 0.01" if points else ""
+        fields.fault(name, f"is {given:g}: a limit that shows nothing{hint}")
     stem = gate.metric.partition("@")[0]
     if gate.reference == "replicate" and stem not in (*REPLICATE_METRICS, "threshold_flips"):
         fields.fault("reference", f"{gate.metric} has no noise floor to be compared with")
+
+
+def _shows_nothing(gate: Gate, card: Card, limit: float) -> bool:
+    """Whether the limit lies at the end of what the metric can be, where all candidates pass."""
+    if gate.metric == "js":
+        return limit >= math.log(2)
+    if card.unit != "fraction":
+        return False
+    floor = gate.direction == "at_least" and gate.bound is not None
+    return limit == 0 if floor else limit == 1
 
 
 def _check_parameter(fields: Fields, gate: Gate) -> None:

@@ -111,7 +111,8 @@ def assess(
 
 def git_evidence(path: Path) -> GitEvidence:
     """Asks git for the commit that holds exactly this file; never raises for want of git."""
-    folder = path.resolve().parent
+    path = path.resolve()  # of a link, the file that was read
+    folder = path.parent
     if _git(folder, "rev-parse", "--is-inside-work-tree") != "true":
         return GitEvidence(None, "the gate file is not in a git repository")
     if _git(folder, "rev-parse", "--is-shallow-repository") != "false":

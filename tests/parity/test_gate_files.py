@@ -149,3 +149,30 @@ def test_half_bound_is_a_fault() -> None:
     nothing = {"model_id": "m", "model_revision": None, "model_sha256": None}
     data = file_with(gate(), eval_set={"name": "s", "sha256": "a" * 64}, baseline=nothing)
     assert "needs model_revision or model_sha256" in "\n".join(faults_of(data))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"metric": "accuracy_delta", "margin": 1, "bound": None},
+        {"metric": "tv", "direction": "at_most", "bound": 1},
+        {"metric": "js", "direction": "at_most", "bound": 0.7},
+        {"metric": "threshold_flips@0.5", "direction": "at_most", "bound": 1},
+        {"metric": "agreement", "bound": 0},
+        {"metric": "agreement", "margin": 1, "bound": None, "reference": "replicate"},
+    ],
+)
+def test_a_limit_that_shows_nothing_is_refused(changes: dict) -> None:
+    (fault,) = faults_of(file_with(gate(**changes)))
+    assert "a limit that shows nothing" in fault
+
+
+def test_a_floor_of_one_and_a_ceiling_of_zero_are_strict_not_empty() -> None:
+    gates = (gate(bound=1.0), gate(name="h", metric="tv", direction="at_most", bound=0.0))
+    assert len(parse_gates(file_with(*gates), "g.yaml").gates) == 2
+
+
+@pytest.mark.parametrize("key", ["confidence", "alarm_confidence"])
+def test_a_confidence_that_leaves_no_interval_is_refused(key: str) -> None:
+    (fault,) = faults_of(file_with(gate(), **{key: 0.5}))
+    assert "expected a number from 0.51" in fault

@@ -147,3 +147,17 @@ def test_superseded_file_that_cannot_be_found_is_an_error(tmp_path: Path) -> Non
     with pytest.raises(GateFileError, match="supersedes"):
         find_superseded(superseding(tmp_path / "g.yaml", "c" * 64))
     assert find_superseded(load_gates("release")) is None
+
+
+def test_of_a_link_the_file_that_is_read_counts(repository: Path, tmp_path: Path) -> None:
+    loose = repository / "gates" / "loose.yaml"
+    loose.write_text(bound_text("# loosened\n"), "utf-8")
+    link = tmp_path / "g.yaml"  # named as the committed file beside its target
+    link.symlink_to(loose)
+    assert status(link, AFTER) == (
+        "unproven",
+        "Unproven whether the gates came first: the gate file is not committed.",
+    )
+    link.unlink()
+    link.symlink_to(repository / "gates" / "g.yaml")
+    assert status(link, AFTER)[0] == "preregistered"
