@@ -47,14 +47,20 @@ def read_answers(record: Record, reply: Mapping[str, Any]) -> RecordResult:
         except AnswerError as error:
             errors[question.id] = str(error)
     usage = reply.get("usage")
-    tokens = usage.get("input_tokens") if isinstance(usage, dict) else None
+    counts = usage if isinstance(usage, dict) else {}
     return RecordResult(
         record_id=record.id,
         option_ids={question.id: question.option_ids for question in record.questions},
         logprobs=logprobs,
         errors=errors,
-        input_tokens=tokens if isinstance(tokens, int) and tokens >= 0 else 0,
+        input_tokens=_count(counts.get("input_tokens")),
+        truncated_tokens=_count(counts.get("x_truncated_tokens")),
     )
+
+
+def _count(value: Any) -> int:
+    """A count that a server may leave out."""
+    return value if isinstance(value, int) and value >= 0 else 0
 
 
 def settle(results: Sequence[RecordResult]) -> tuple[list[RecordResult], float | None]:

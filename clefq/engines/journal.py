@@ -1,8 +1,9 @@
 """The partial journal of a prediction run: what is done survives SIGKILL.
 
-`.NAME.parquet.journal`, beside the file it becomes: a header line with the run's key, then one
-line of JSON per group of results, flushed to disk before the next group is computed. A line that
-a crash cut short is dropped. Numbers survive exactly (shortest round-trip decimals).
+`.NAME.parquet.journal`, beside the file it becomes: a header line with the run's key and its
+start, then one line of JSON per group of results, flushed to disk before the next group is
+computed. A line that a crash cut short is dropped. Numbers survive exactly (shortest round-trip
+decimals).
 """
 
 from __future__ import annotations
@@ -60,14 +61,17 @@ class Journal:
     Args:
         out: The predictions file that the run will write.
         key: Hash of everything that decides the results; a journal with another key is discarded.
+        started: When this run began; kept with the first results.
 
     Attributes:
         results: Record id to result, of an earlier run with the same key.
+        started: When the first of the runs with this key began: the results may be as old.
         discarded: Whether a journal of another run was thrown away.
     """
 
-    def __init__(self, out: Path, key: str) -> None:
+    def __init__(self, out: Path, key: str, started: str = "") -> None:
         self.path = journal_path(out)
+        self.started = started
         self.results: dict[str, RecordResult] = {}
         self.discarded = False
         self._key = key
@@ -117,18 +121,21 @@ class Journal:
         good_end = 0
         for number, line in enumerate(file):
             value = _parse(line)
-            if value is None or (number == 0 and value != {"key": self._key}):
+            own = number > 0 or (isinstance(value, dict) and value.get("key") == self._key)
+            if value is None or not own:
                 # An unfinished last line of our own run is no other run's journal.
                 self.discarded = number == 0 and value is not None
                 break
-            if number > 0:
+            if number == 0:
+                self.started = value.get("started", self.started)
+            else:
                 results = [result_from_json(item) for item in value]
                 self.results.update((result.record_id, result) for result in results)
             good_end += len(line)
         file.truncate(good_end)
         file.seek(good_end)
         if good_end == 0:
-            self._write(file, {"key": self._key})
+            self._write(file, {"key": self._key, "started": self.started})
 
     def _write(self, file: BinaryIO, value: Any) -> None:
         file.write(json.dumps(value, allow_nan=False, ensure_ascii=False).encode() + b"\n")

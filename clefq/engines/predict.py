@@ -156,7 +156,9 @@ def _predict(
     console: Console,
 ) -> PredictSummary:
     meta = _meta(job, folder, engine.info)
-    with Journal(job.out, _key(job, meta)) as journal:
+    with Journal(job.out, _key(job, meta), meta.created_at) as journal:
+        # answers of an interrupted run are as old as it: gates frozen since came after them
+        meta = replace(meta, created_at=journal.started)
         if journal.discarded:
             console.note("an interrupted run with other inputs or options was discarded")
         resumed = len(journal.results)

@@ -65,7 +65,11 @@ class Server:
         record = parse_record(value, "request")
         held = truth(record)
         answers = {q.id: answer(q, held[q.id], self.digits) for q in record.questions}
-        response = {"model": body["model"], "answers": answers, "usage": {"input_tokens": 11}}
+        response = {
+            "model": body["model"],
+            "answers": answers,
+            "usage": {"input_tokens": 11, "x_truncated_tokens": 3},
+        }
         self.spoil(response)
         return response
 
@@ -136,7 +140,7 @@ def test_answers_become_logprobs_in_prompt_order(server: Server, records: list[R
     for record in records:
         expected = truth(record)
         result = results[record.id]
-        assert result.input_tokens == 11
+        assert (result.input_tokens, result.truncated_tokens) == (11, 3)
         for question in record.questions:
             values = result.logprobs[question.id]
             wanted = [expected[question.id][option] for option in question.option_ids]

@@ -113,3 +113,12 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         with pytest.raises(InputError, match="no space left"):
             journal.append([result("r1")])
         assert not journal.results
+
+
+def test_what_is_resumed_began_with_the_first_run(tmp_path: Path) -> None:
+    out = tmp_path / "p.parquet"
+    for started, found in (("first", "first"), ("second", "first")):
+        with Journal(out, "key", started) as journal:
+            assert journal.started == found
+    with Journal(out, "other", "third") as journal:
+        assert journal.started == "third"
