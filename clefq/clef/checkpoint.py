@@ -130,11 +130,33 @@ def checkpoint_sha256(folder: Path) -> str:
     Raises:
         CheckpointError: The folder holds none of these files.
     """
-    names = sorted(_visible(folder, lambda p: _is_weights(p) or p.name in _HASHED_FILES))
+    names = sorted(_visible(folder, _is_hashed))
     if not names:
         raise CheckpointError(f"{folder} holds no checkpoint.", fix=_RELEASE_FIX)
     lines = [f"{name}\0{sha256_file(path)}\n" for name, path in names]
     return sha256_bytes("".join(lines).encode())
+
+
+def checkpoint_touched(folder: Path) -> float | None:
+    """When a checkpoint was last written, copied, moved or linked to where it is.
+
+    By the time of change, not of modification: an older build that is copied or moved into its
+    place brings its modification times along.
+
+    Args:
+        folder: The checkpoint folder.
+
+    Returns:
+        Seconds since 1970; None where the folder holds nothing that `checkpoint_sha256` covers.
+    """
+    files = [path for _, path in _visible(folder, _is_hashed)]
+    if not files:
+        return None
+    return max(stat.st_ctime for path in (folder, *files) for stat in (path.stat(), path.lstat()))
+
+
+def _is_hashed(path: Path) -> bool:
+    return _is_weights(path) or path.name in _HASHED_FILES
 
 
 def _is_weights(path: Path) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clefq.cli.slots import Slot, check_file, find_slot, is_predictions, manifest_of
-from clefq.errors import InputError
+from clefq.errors import ClefqError, InputError
 from clefq.store.predictions import PredictionsMeta, read_meta
 from clefq.store.run import RunFolder
 
@@ -161,10 +161,37 @@ def _plan_set(request: Request, run: RunFolder | None, name: str, path: Path | N
     _check_variants(candidates)
     _check_apart(baseline, candidates)
     sha = _sha_of(path, baseline)
+    if path is not None:
+        _check_unseen(path, candidates, run)
     replicates = tuple(
         file for file in request.replicates if read_meta(file).eval_set_sha256 == sha
     )
     return SetPlan(name, path, baseline, candidates, replicates)
+
+
+def _check_unseen(set_path: Path, candidates: Sequence[Slot], run: RunFolder | None) -> None:
+    """Refuses calibration sets, and sets that a candidate was calibrated on."""
+    from clefq.quantize.manifest import MANIFEST, read_manifest
+
+    manifest = manifest_of(set_path)
+    if manifest.role != "eval":
+        raise InputError(
+            f"{manifest.name} is a {manifest.role} set: no verdict can rest on it.",
+            fix="give an eval set that no candidate was calibrated on.",
+        )
+    for slot in candidates:
+        folder = _folder_of(slot, manifest.name, run)
+        if folder is None or not (folder / MANIFEST).is_file():
+            continue
+        try:
+            used = read_manifest(folder).calibration
+        except ClefqError:  # of another version, or damaged: it says nothing
+            continue
+        if isinstance(used, dict) and used.get("sha256") == manifest.sha256:
+            raise InputError(
+                f"{slot.variant} was calibrated on {manifest.name}: no verdict can rest on it.",
+                fix="judge it on a set that it was not calibrated on.",
+            )
 
 
 def _sha_of(set_path: Path | None, baseline: Slot) -> str | None:
@@ -263,18 +290,24 @@ def sizes(found: SetPlan, run: RunFolder | None = None) -> Sizes:
 
     Args:
         found: What is compared.
-        run: The run folder, where predictions files given by path may have their checkpoints.
+        run: The run folder: its own predictions files, given by path, have their checkpoints here.
     """
     from clefq.parity.report_summary import sizes_of
 
     folders = {}
     for slot in (found.baseline, *found.candidates):
-        folder = slot.folder
-        if folder is None and run is not None:
-            folder = run.model(slot.variant)
+        folder = _folder_of(slot, found.name, run)
         if folder is not None:
             folders[slot.variant] = folder
     return sizes_of(folders)
+
+
+def _folder_of(slot: Slot, set_name: str, run: RunFolder | None) -> Path | None:
+    """The checkpoint's folder; of a predictions file only where it is the run's own."""
+    if slot.folder is not None or run is None:
+        return slot.folder
+    own = run.predictions(set_name, slot.variant).resolve() == slot.path.resolve()
+    return run.model(slot.variant) if own else None
 
 
 def expected_questions(found: SetPlan) -> int | None:

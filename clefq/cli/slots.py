@@ -7,6 +7,7 @@ is downloaded or predicted here; a file that is there is checked to be the model
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -118,17 +119,18 @@ def check_file(slot: Slot, set_path: Path | None) -> PredictionsMeta:
 
 
 def _check_folder(slot: Slot, folder: Path, meta: PredictionsMeta) -> None:
-    """Compares hashes; a variant's weights only where they are newer than its predictions.
+    """Compares hashes; a variant's only where it was touched after its predictions were made.
 
     Hashing takes a minute for a large model, so an untouched run folder is taken at its word.
     """
     if meta.model_sha256 is None:
         return
-    weights = [*folder.glob("*.safetensors"), folder / "config.json"]
-    changed = max((path.stat().st_mtime for path in weights if path.is_file()), default=0.0)
-    if slot.in_run and changed <= slot.path.stat().st_mtime:
-        return
-    from clefq.clef.checkpoint import checkpoint_sha256
+    from clefq.clef.checkpoint import checkpoint_sha256, checkpoint_touched
+
+    if slot.in_run:
+        touched = checkpoint_touched(folder)
+        if touched is None or touched <= datetime.fromisoformat(meta.created_at).timestamp():
+            return
 
     if checkpoint_sha256(folder) != meta.model_sha256:
         raise _other_model(slot, f"another checkpoint than the one now in {folder}")

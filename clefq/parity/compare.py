@@ -178,6 +178,7 @@ def judge_candidate(
         prereg.status,
         None if old is None else (old.loaded.gates.name, old.loaded.sha256, old.verdict.word),
     )
+    banners += replicate_banners(baseline.meta, [replicate.meta for replicate in replicates])
     evidence = Evidence(
         gates=gates,
         results=judge_gates(gates, source),
@@ -185,6 +186,7 @@ def judge_candidate(
         baseline=baseline.meta,
         candidate=candidate.meta,
         banners=banners,
+        mean_tv=statistics.metrics["tv"].estimate,
     )
     verdict, results = draw_verdict(evidence)
     return CandidateReport(
@@ -239,6 +241,7 @@ def coverage_of(pairs: PairedSet, minimum: float, expected: int | None = None) -
         truncated=int(
             ((pairs.baseline.truncated_tokens > 0) | (pairs.candidate.truncated_tokens > 0)).sum()
         ),
+        other_prompt=int((pairs.other_prompt & ~either).sum()),
     )
 
 
@@ -265,6 +268,7 @@ def _superseded(
         coverage=coverage_of(pairs, old.gates.coverage, spec.expected),
         baseline=pairs.baseline.meta,
         candidate=pairs.candidate.meta,
+        mean_tv=statistics.metrics["tv"].estimate,
     )
     verdict, results = draw_verdict(evidence)
     return SupersededVerdict(old, verdict, results)
@@ -287,6 +291,21 @@ def gate_banners(status: str, superseded: tuple[str, str, str] | None) -> tuple[
     if status == AFTER_RESULTS:
         found.append("the gates were committed after the candidate was run")
     return tuple(found)
+
+
+def replicate_banners(
+    baseline: PredictionsMeta, replicates: Sequence[PredictionsMeta]
+) -> tuple[str, ...]:
+    """What stands above a verdict because of its noise floor."""
+    unproven = [
+        meta.variant for meta in replicates if None in (meta.model_sha256, baseline.model_sha256)
+    ]
+    if not unproven:
+        return ()
+    return (
+        f"unproven replicate: nothing shows that {', '.join(unproven)} is the baseline's model; "
+        "another model's noise would excuse the candidate's",
+    )
 
 
 def _unpaired(

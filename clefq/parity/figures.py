@@ -100,8 +100,9 @@ def pending_figure(
     bare = replace(bare, estimate=value.estimate)
     if records < MIN_RECORDS:
         return Pending(bare, None, None)
-    if measure.rare and not bool(values.any()):
-        # A bootstrap of zeros would claim certainty.
+    bounded = measure.rare or (measure.kind == MEAN and bool(np.isfinite(measure.limits).all()))
+    if bounded and not bool(values.any()):
+        # Resamples of zeros would claim certainty.
         share = korn_graubard(value, confidence)[1] or 0.0
         low, high = measure.limits
         metric = replace(bare, lower=share * low, upper=share * high, method=KORN_GRAUBARD)

@@ -117,5 +117,6 @@ def _percentiles(values: FloatArray) -> dict[str, float] | None:
 
 
 def band(tokens: int) -> str:
-    """The length band of a prompt."""
-    return next(name for name, low, high in LENGTH_BANDS if low <= tokens < high)
+    """The length band of a prompt; `unknown` where its tokens were not counted."""
+    bands = (name for name, low, high in LENGTH_BANDS if low <= tokens < high)
+    return next(bands, "unknown")

@@ -17,6 +17,7 @@ from clefq.parity.divergences import EDGE, QuestionValues
 from clefq.parity.pairs import PairedSet
 
 CONFIDENT_MARGIN = 0.5
+AT_LEAST = "≥"  # begins the unit of a figure that may be larger in truth
 FLIPS_PREFIX = "threshold_flips@"
 SHARE, PAIRED, MEAN = "share", "paired", "mean"
 
@@ -145,18 +146,24 @@ def _distances(pairs: PairedSet, values: QuestionValues) -> Iterator[Measure]:
     before, after, valid = values.baseline, values.candidate, values.valid
     both_gold = valid & values.has_gold
     score = valid & np.asarray(pairs.question_type == "score", dtype=np.bool_)
-    rounded = pairs.candidate.meta.probability_quantum is not None
+    rounded = [
+        side.meta.probability_quantum is not None for side in (pairs.baseline, pairs.candidate)
+    ]
     with np.errstate(invalid="ignore"):
         nll = after.nll - before.nll
-    nats = "≥ nats" if rounded else "nats"
-    yield Measure("kl", MEAN, values.kl, valid, nats, limits=(0, np.inf))
+    # what a source rounds to zero is missing from either side of KL, and from the candidate's NLL
+    kl_unit, nll_unit = (
+        f"{AT_LEAST} nats" if hidden else "nats" for hidden in (any(rounded), rounded[1])
+    )
+    yield Measure("kl", MEAN, values.kl, valid, kl_unit, limits=(0, np.inf))
     yield Measure("tv", MEAN, values.tv, valid, "share", limits=(0, 1))
     yield Measure("js", MEAN, values.js, valid, "nats", limits=(0, float(np.log(2))))
     brier = after.brier - before.brier
     yield Measure("brier_delta", MEAN, brier, both_gold, "difference", limits=(-2, 2))
-    yield Measure("nll_delta", MEAN, nll, both_gold, "nats")
+    yield Measure("nll_delta", MEAN, nll, both_gold, nll_unit)
     shift = np.abs(after.expected - before.expected)
-    yield Measure("score_mae", MEAN, shift, score, "levels", limits=(0, np.inf))
+    levels = float(pairs.option_counts[score].max() - 1) if bool(score.any()) else np.inf
+    yield Measure("score_mae", MEAN, shift, score, "levels", limits=(0, levels))
 
 
 def _flips(

@@ -75,7 +75,9 @@ class PairedSet:
         option_names: Every option id of the set, object [vocabulary].
         position: Prompt position of each option within its question, int64 [total options].
         gold: Flat index of the gold option, int64 [n]; −1 where there is none.
-        input_tokens: int64 [n], the baseline's where it has the question.
+        input_tokens: int64 [n], the baseline's where it counted them; 0 where neither did.
+        other_prompt: Both have a row, but not of the same prompt, bool [n]: another number of
+            tokens (where both count them), another cut of the state, or another order of options.
         baseline: The baseline's answers.
         candidate: The candidate's answers.
     """
@@ -92,6 +94,7 @@ class PairedSet:
     position: IntArray
     gold: IntArray
     input_tokens: IntArray
+    other_prompt: BoolArray
     baseline: Side
     candidate: Side
 
@@ -171,7 +174,7 @@ class _Joined:
         *options, vocabulary = sort_options(self.sides)
         counts = self._counts(options[0], options[1])
         start = np.concatenate([[0], np.cumsum(counts)])
-        code, position = self._options(options, counts)
+        code, position, reordered = self._options(options, counts)
         record_index = self.aligned.record_index
         n_records = len(self.aligned.record_ids)
         built = [self._side(which, options[which], counts, metas[which]) for which in range(2)]
@@ -187,7 +190,8 @@ class _Joined:
             option_names=vocabulary,
             position=position,
             gold=self._gold(code, start, vocabulary),
-            input_tokens=self._field("input_tokens").astype(np.int64),
+            input_tokens=self._input_tokens(),
+            other_prompt=self._other_prompt() | reordered,
             baseline=built[0],
             candidate=built[1],
         )
@@ -227,21 +231,42 @@ class _Joined:
         self._check_equal(self.both & (counts[0] != counts[1]), "option ids")
         return np.where(rows[0] >= 0, counts[0], counts[1])
 
-    def _options(self, options: list[SortedOptions], counts: IntArray) -> tuple[IntArray, IntArray]:
+    def _input_tokens(self) -> IntArray:
+        first, second = (
+            np.where(rows >= 0, side, 0).astype(np.int64)
+            for rows, side in zip(self.aligned.rows, self._raw("input_tokens"), strict=True)
+        )
+        return np.where(first > 0, first, second)
+
+    def _other_prompt(self) -> BoolArray:
+        """Questions whose prompts had other lengths or were cut otherwise, bool [n]."""
+        lengths = [np.where(self.both, side, 0) for side in self._raw("input_tokens")]
+        counted = (lengths[0] > 0) & (lengths[1] > 0)
+        other_length = counted & (lengths[0] != lengths[1])
+        return np.asarray(other_length | self._of_both("truncated_tokens"), dtype=np.bool_)
+
+    def _options(
+        self, options: list[SortedOptions], counts: IntArray
+    ) -> tuple[IntArray, IntArray, BoolArray]:
+        """Codes and prompt positions, and the questions whose options lie in another order."""
         total = int(counts.sum())
         code, position = np.empty(total, dtype=np.int64), np.empty(total, dtype=np.int64)
-        codes = []
+        codes, positions = [], []
         # the baseline last: its prompt order is the canonical one wherever it has the question
         for side, rows in zip(reversed(options), reversed(self.aligned.rows), strict=True):
             source, destination = gather(side.start, rows, counts)
             code[destination] = side.code[source]
             position[destination] = side.position[source]
             codes.append(code.copy())
+            positions.append(position.copy())
         both = np.repeat(self.both, counts)
-        differs = (codes[0] != codes[1]) & both
-        question = np.repeat(np.arange(len(counts)), counts)[differs]
-        self._check_equal(np.bincount(question, minlength=len(counts)) > 0, "option ids")
-        return code, position
+        question = np.repeat(np.arange(len(counts)), counts)
+
+        def somewhere(differs: BoolArray) -> BoolArray:
+            return np.bincount(question[differs & both], minlength=len(counts)) > 0
+
+        self._check_equal(somewhere(codes[0] != codes[1]), "option ids")
+        return code, position, somewhere(positions[0] != positions[1])
 
     def _gold(self, code: IntArray, start: IntArray, vocabulary: ObjectArray) -> IntArray:
         first, second = self._raw("gold")

@@ -14,7 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from clefq.errors import InputError
-from clefq.parity.compare import CandidateReport, gate_banners, judge_candidate
+from clefq.parity.compare import (
+    CandidateReport,
+    gate_banners,
+    judge_candidate,
+    replicate_banners,
+)
 from clefq.parity.gate_files import LoadedGates
 from clefq.parity.gate_parsing import parse_gates
 from clefq.parity.gates import OVERALL, FigureQuery, judge_gates, limit_of
@@ -321,7 +326,14 @@ def _from_bounds(
         ),
         baseline=_meta(document["baseline"]),
         candidate=_meta(document["candidate"]),
-        banners=(*gate_banners(prereg.status, replaced), STORED_BANNER),
+        banners=(
+            *gate_banners(prereg.status, replaced),
+            *replicate_banners(
+                _meta(document["baseline"]), [_meta(side) for side in replicates_of(document)]
+            ),
+            STORED_BANNER,
+        ),
+        mean_tv=document["metrics"]["tv"]["estimate"],
     )
     verdict, results = draw_verdict(evidence)
     return {

@@ -22,7 +22,7 @@ from clefq.parity.report_files import ReportSpec, write_reports
 from clefq.parity.report_json import Provenance
 from clefq.parity.report_summary import Sizes
 from clefq.store.atomic import sha256_file
-from clefq.store.predictions import Predictions, read_predictions
+from clefq.store.predictions import Predictions, PredictionsMeta, read_predictions
 
 PACKAGES = ("numpy", "scipy", "pandas", "pyarrow")
 RESAMPLES = 10_000
@@ -84,6 +84,7 @@ def judge_set(job: SetJob, spec: JudgeSpec, console: Console) -> dict[str, Any]:
     candidates = [read_predictions(path) for path in job.candidates]
     _check_sets(baseline, [*replicates, *candidates])
     _check_replicates(baseline, replicates)
+    _check_candidates(baseline, candidates)
     spec = replace(spec, expected=job.expected)
     reports = []
     with console.progress("judge", len(candidates)) as advance:
@@ -125,18 +126,58 @@ def _check_sets(baseline: Predictions, others: Sequence[Predictions]) -> None:
         )
 
 
+def _check_candidates(baseline: Predictions, candidates: Sequence[Predictions]) -> None:
+    """The baseline's own file, under whatever name, agrees with itself and shows nothing."""
+    for candidate in candidates:
+        if _same_file(candidate, baseline):
+            raise PredictionsError(
+                f"{candidate.path} is the baseline's own file {baseline.path}.",
+                fix="predict the candidate; another run of the baseline goes to --replicate.",
+            )
+
+
+def _differ(one: PredictionsMeta, other: PredictionsMeta, *names: str) -> bool:
+    """Whether any of these is known on both sides and not the same."""
+    pairs = [(getattr(one, name), getattr(other, name)) for name in names]
+    return any(None not in pair and pair[0] != pair[1] for pair in pairs)
+
+
+def _otherwise_run(one: PredictionsMeta, other: PredictionsMeta) -> list[str]:
+    """In what a replicate differs that no other batch size, engine or restart changes."""
+    names = ["arithmetic", "max_length", "truncate_state"]
+    if "unknown" not in (one.scheme, other.scheme):
+        names.append("scheme")
+    return [
+        f"{name} is {getattr(other, name)}, the baseline's is {getattr(one, name)}"
+        for name in names
+        if getattr(one, name) != getattr(other, name)
+    ]
+
+
+def _same_file(one: Predictions, other: Predictions) -> bool:
+    if one.path is None or other.path is None:
+        return False
+    return sha256_file(one.path) == sha256_file(other.path)
+
+
 def _check_replicates(baseline: Predictions, replicates: Sequence[Predictions]) -> None:
     """A replicate is another run of the very same model, not the same file again."""
     for replicate in replicates:
         one, other = baseline.meta, replicate.meta
-        hashes = {one.model_sha256, other.model_sha256} - {None}
-        if len(hashes) > 1:
+        if _differ(one, other, "model_sha256", "model_revision"):
             raise PredictionsError(
                 f"{replicate.path} is of another model than the baseline {baseline.path}.",
                 fix="give another run of the baseline as --replicate.",
             )
-        same = replicate.path is not None and baseline.path is not None
-        if same and sha256_file(replicate.path) == sha256_file(baseline.path):  # type: ignore[arg-type]
+        wrong = _otherwise_run(one, other)
+        if wrong:
+            raise PredictionsError(
+                f"{replicate.path} was run otherwise than the baseline {baseline.path}: its noise "
+                "would excuse the candidate's.",
+                fix="run the baseline again with the same limits and arithmetic.",
+                faults=wrong,
+            )
+        if _same_file(replicate, baseline):
             raise PredictionsError(
                 f"{replicate.path} is the baseline's own file, not another run of it.",
                 fix="run the baseline again with another batch size or engine.",

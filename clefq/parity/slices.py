@@ -12,7 +12,7 @@ from clefq.parity.pairs import PairedSet
 
 K = 1024
 LENGTH_BANDS = (
-    ("<2K", 0, 2 * K),
+    ("<2K", 1, 2 * K),  # 0: not counted, as in imported answers
     ("2-8K", 2 * K, 8 * K),
     ("8-32K", 8 * K, 32 * K),
     ("32-128K", 32 * K, 128 * K),

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from clefq.errors import ExitCode
+from clefq.parity.banners import COPIED, banners_of, copied, prompts_text, unsaid
 from clefq.parity.cards import find_card
 from clefq.parity.gate_schema import GateFile
 from clefq.parity.gates import FAIL, INCONCLUSIVE, NOT_GATED, PASS, GateResult, round_up
@@ -49,6 +50,7 @@ class Coverage:
         minimum: Smallest share that the gates accept.
         examples: Up to five failures: `record/question: error`.
         truncated: Questions that either model answered from a shortened state.
+        other_prompt: Questions that both answered, but from different prompts.
     """
 
     expected: int
@@ -58,6 +60,7 @@ class Coverage:
     minimum: float
     examples: tuple[str, ...] = ()
     truncated: int = 0
+    other_prompt: int = 0
 
     @property
     def share(self) -> float:
@@ -68,6 +71,11 @@ class Coverage:
     def sound(self) -> bool:
         """Whether the coverage gate is met."""
         return self.expected > 0 and self.share >= self.minimum
+
+    @property
+    def same_prompts(self) -> bool:
+        """Whether enough of the valid answers are to the same prompts."""
+        return not self.valid or 1 - self.other_prompt / self.valid >= self.minimum
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object of `parity.json`."""
@@ -115,6 +123,7 @@ class Evidence:
         baseline: Provenance of the baseline's predictions.
         candidate: Provenance of the candidate's predictions.
         banners: Warnings from elsewhere (pre-registration, stored bounds).
+        mean_tv: Mean total variation of the answers; None where there is none.
     """
 
     gates: GateFile
@@ -123,6 +132,7 @@ class Evidence:
     baseline: PredictionsMeta
     candidate: PredictionsMeta
     banners: tuple[str, ...] = ()
+    mean_tv: float | None = None
 
 
 def worst(words: Sequence[str]) -> str:
@@ -164,7 +174,7 @@ def caps(gates: GateFile, baseline: PredictionsMeta, candidate: PredictionsMeta)
             )
         if gates.kernels == "real" and meta.kernels != "real":
             found.append(f"the gates ask for real kernels, the {role}'s were simulated")
-        elif gates.kernels == "real" and _unsaid(meta):
+        elif gates.kernels == "real" and unsaid(meta):
             found.append(f"the gates ask for real kernels, the {role}'s server does not say")
     return tuple(found)
 
@@ -184,8 +194,10 @@ def cap_results(results: Sequence[GateResult], reasons: Sequence[str]) -> tuple[
 def draw_verdict(evidence: Evidence) -> tuple[Verdict, tuple[GateResult, ...]]:
     """The verdict, and the gate results with caps applied."""
     limits = caps(evidence.gates, evidence.baseline, evidence.candidate)
+    if copied(evidence):
+        limits = (COPIED, *limits)
     results = cap_results(evidence.results, limits)
-    banners = (*_banners(evidence), *evidence.banners)
+    banners = (*banners_of(evidence), *evidence.banners)
     faults = binding_faults(evidence.gates, evidence.baseline, evidence.candidate)
     name = evidence.candidate.variant
     if faults:
@@ -194,6 +206,8 @@ def draw_verdict(evidence: Evidence) -> tuple[Verdict, tuple[GateResult, ...]]:
         return Verdict(INVALID, sentence, faults, step, None, banners), results
     if not evidence.coverage.sound:
         return _uncovered(evidence, banners), results
+    if not evidence.coverage.same_prompts and _count_alike(evidence):
+        return _other_prompts(evidence, banners), results
     required = [result for result in results if result.required]
     failed = [result for result in required if result.status == FAIL]
     if failed:
@@ -238,6 +252,21 @@ def _uncovered(evidence: Evidence, banners: tuple[str, ...]) -> Verdict:
     return Verdict(INVALID, sentence, reasons, step, None, banners)
 
 
+def _count_alike(evidence: Evidence) -> bool:
+    """Whether both sides built their prompts here, so that their lengths can be compared.
+
+    A server may count or cut otherwise without saying so.
+    """
+    return {evidence.baseline.engine, evidence.candidate.engine} <= {"transformers", "vllm"}
+
+
+def _other_prompts(evidence: Evidence, banners: tuple[str, ...]) -> Verdict:
+    name = evidence.candidate.variant
+    sentence = f"Nothing can be said about {name}: the two models were not asked the same."
+    step = "Predict both with the same limits, on the same set with all its images."
+    return Verdict(INVALID, sentence, (prompts_text(evidence.coverage),), step, None, banners)
+
+
 def _failed(
     evidence: Evidence, failed: Sequence[GateResult], required: int, banners: tuple[str, ...]
 ) -> Verdict:
@@ -261,7 +290,10 @@ def _open(
     sentence = f"Neither proven nor disproven: {name} may meet the gates, the evidence is short."
     undecided = tuple(describe(r) for r in open_gates if r.reason not in limits)
     more, step = _more(open_gates, evidence.coverage.expected)
-    if limits:
+    if limits and limits[0] == COPIED:
+        sentence = f"These seem to be the baseline's answers, not those of {name}."
+        step = "Predict the candidate again, and make sure which model answers."
+    elif limits:
         sentence = f"{name} was not run as it would be in production, so it cannot pass."
         step = "Predict again where the real arithmetic runs (`clefq doctor` says where)."
     return Verdict(INCONCLUSIVE, sentence, (*limits, *undecided), step, more, banners)
@@ -304,46 +336,3 @@ def _leans_to_failure(result: GateResult) -> bool:
     if result.direction == "at_least":
         return result.estimate < result.limit
     return result.estimate > result.limit
-
-
-def _banners(evidence: Evidence) -> list[str]:
-    found = []
-    coverage = evidence.coverage
-    if coverage.truncated:
-        found.append(
-            f"states were cut: {coverage.truncated:,} of {coverage.expected:,} questions were "
-            "answered without the end of their state"
-        )
-    for role, meta in (("baseline", evidence.baseline), ("candidate", evidence.candidate)):
-        if meta.kernels == "simulated":
-            found.append(
-                f"kernels: simulated ({role}): these answers emulate {meta.arithmetic} arithmetic "
-                f"on {meta.device}; real kernels may differ"
-            )
-        if _unsaid(meta):
-            found.append(
-                f"unknown arithmetic ({role}): its server does not say what it runs; "
-                f"{meta.arithmetic} and {meta.kernels} kernels are assumed"
-            )
-    one, other = evidence.baseline, evidence.candidate
-    if one.engine != other.engine:
-        found.append(
-            f"engines differ: baseline {one.engine}, candidate {other.engine}; part of every "
-            "difference may be the engine's"
-        )
-    limits = [(meta.max_length, meta.truncate_state) for meta in (one, other)]
-    if limits[0] != limits[1]:
-        found.append(
-            "prompts may differ: the baseline was run with max_length "
-            f"{one.max_length}{_cut(one)}, the candidate with {other.max_length}{_cut(other)}"
-        )
-    return found
-
-
-def _unsaid(meta: PredictionsMeta) -> bool:
-    """Whether the answers come from a server that does not say what it runs."""
-    return meta.engine == "http" and meta.dtype == "unknown"
-
-
-def _cut(meta: PredictionsMeta) -> str:
-    return " and states cut" if meta.truncate_state else ""

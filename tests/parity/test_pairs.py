@@ -186,3 +186,22 @@ def test_one_empty_side_fails_everything():
     pairs = join(base, replace(base, frame=base.frame.iloc[:0]))
     assert pairs.candidate.failed.all()
     assert not pairs.baseline.failed.any()
+
+
+def test_prompts_that_differ_are_known():
+    base = single([[np.log(0.5)] * 2] * 5, input_tokens=[10, 10, 10, 0, 10])
+    other = single([[np.log(0.5)] * 2] * 5, input_tokens=[10, 9, 10, 9, 10])
+    other.frame["truncated_tokens"] = [0, 0, 3, 0, 0]
+    other.frame.at[4, "option_ids"] = ["b", "a"]
+    pairs = join(base, other)
+    found = dict(zip(pairs.record_ids[pairs.record_index], pairs.other_prompt, strict=True))
+    assert found == {"r0": False, "r1": True, "r2": True, "r3": False, "r4": True}
+    # a length that one side did not count is the other's
+    assert set(pairs.input_tokens[pairs.record_ids[pairs.record_index] == "r3"]) == {9}
+
+
+def test_a_missing_row_is_no_other_prompt():
+    base, cand = make_pair(Design(records=10, seed=1))
+    short = replace(cand, frame=cand.frame.iloc[3:].reset_index(drop=True))
+    assert not join(base, short).other_prompt.any()
+    assert not join(short, base).other_prompt.any()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from clefq.errors import InputError
 from clefq.parity.figures import CLUSTER_T, STUDENTIZED
+from clefq.parity.flips import flips_frame
 from clefq.parity.metric import Metric
 from clefq.parity.pairs import join
 from clefq.parity.statistics import StatisticsSpec, compare
@@ -297,3 +298,39 @@ def test_frames_with_an_added_question_on_one_side_only():
     got = compare(join(base, replace(cand, frame=pd.concat([cand.frame, extra]))), FAST).metrics
     assert got["agreement"].n_questions == len(base.frame) + 1
     assert got["coverage"].estimate == pytest.approx(1 - 1 / (len(base.frame) + 1))
+
+
+def test_means_of_nothing_but_zeros_claim_no_certainty():
+    base = single([HALF] * 40)
+    metrics = compare(join(base, base), FAST).metrics
+    assert metrics["tv"].estimate == 0
+    # that of a share without an event, on 40 records
+    assert metrics["tv"].upper == pytest.approx(1 - metrics["agreement"].lower)
+    assert metrics["tv"].upper > 0.05
+    assert 0 < metrics["js"].upper < metrics["tv"].upper
+
+
+@pytest.mark.parametrize(
+    ("rounded", "kl", "nll"),
+    [
+        ((None, None), "nats", "nats"),
+        ((1e-4, None), "≥ nats", "nats"),
+        ((None, 1e-4), "≥ nats", "≥ nats"),
+    ],
+)
+def test_what_rounding_hides_is_in_the_unit(rounded, kl, nll):
+    base, cand = (
+        replace(side, meta=replace(META, probability_quantum=step))
+        for side, step in zip(make_pair(Design(records=12)), rounded, strict=True)
+    )
+    metrics = compare(join(base, cand), FAST).metrics
+    assert (metrics["kl"].unit, metrics["nll_delta"].unit) == (kl, nll)
+
+
+def test_prompts_of_unknown_length_are_in_no_length_band():
+    base, cand = make_pair(Design(records=12))
+    for side in (base, cand):
+        side.frame["input_tokens"] = 0
+    found = compare(join(base, cand), FAST)
+    assert not [name for name in found.slices if name.startswith("length=")]
+    assert set(flips_frame(found.pairs, found.values)["length_band"]) == {"unknown"}

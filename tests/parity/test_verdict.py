@@ -163,3 +163,34 @@ def test_reasons_name_the_gate_its_figure_and_its_limit() -> None:
 
 def test_exit_code_type() -> None:
     assert verdict(result("pass")).exit_code is ExitCode.PASS
+
+
+def test_different_prompts_are_invalid_where_both_were_built_here() -> None:
+    cut = replace(FULL, other_prompt=2)
+    found = verdict(result("pass"), coverage=cut)
+    assert found.word == "invalid" and "2 of 1,000" in found.reasons[0]
+    assert verdict(result("fail"), coverage=cut).word == "invalid"
+    edge = verdict(result("pass"), coverage=replace(FULL, other_prompt=1))
+    assert edge.word == "pass" and any("different prompts" in text for text in edge.banners)
+    # a server may count or cut otherwise without saying so
+    served = verdict(result("pass"), coverage=cut, baseline=meta("bf16", engine="http"))
+    assert served.word == "pass" and any("different prompts" in text for text in served.banners)
+
+
+def test_the_baselines_answers_under_another_name_never_pass() -> None:
+    same = verdict(result("pass"), mean_tv=0.0)
+    assert same.word == "inconclusive" and "baseline's" in same.sentence
+    assert verdict(result("pass"), mean_tv=1e-9).word == "pass"
+    again = meta("again", model_sha256=meta("bf16").model_sha256)
+    control = verdict(result("pass"), candidate=again, mean_tv=0.0)
+    assert control.word == "pass" and any("same checkpoint" in text for text in control.banners)
+    rounded = meta("fp8", probability_quantum=0.01)
+    assert verdict(result("pass"), candidate=rounded, mean_tv=0.0).word == "pass"
+
+
+def test_a_quantized_baseline_puts_up_a_banner() -> None:
+    found = verdict(result("pass"), baseline=meta("nvfp4"), candidate=meta("bf16"))
+    assert any("swapped" in text for text in found.banners)
+    found = verdict(result("pass"), baseline=meta("fp8"), candidate=meta("nvfp4"))
+    assert any("not with BF16" in text for text in found.banners)
+    assert not any("swapped" in text for text in found.banners)

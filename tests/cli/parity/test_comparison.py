@@ -1,7 +1,8 @@
 """What `clefq parity` compares, and what it predicts first."""
 
+import json
 import os
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from clefq.console import Console
 from clefq.engines.predict import PredictJob
 from clefq.errors import InputError, PredictionsError
 from clefq.nano.build import WEIGHTS
+from clefq.quantize.manifest import Manifest
 from clefq.store.run import RunFolder
 from tests.cli.parity.conftest import Clefq
 from tests.cli.parity.test_gate_life import bound_run as bound_run
@@ -97,6 +99,7 @@ class Predictor:
         made = predictions(
             self.world,
             job.model.variant,
+            Dial(noise=0.02 if job.model.variant in ("fp8", "nvfp4") else 0.0),
             eval_set_sha256=self.sha,
             engine=job.engine,
             max_length=job.spec.max_length,
@@ -251,19 +254,28 @@ def test_predictions_of_a_replaced_checkpoint_are_refused(
     clefq: Clefq,
     bound_run: Path,
     predictor: Predictor,
+    world: World,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     weights = bound_run / "models" / "fp8" / "model.safetensors"
-    weights.write_bytes(b"new")
-    os.utime(weights, (2e9, 2e9))
+    weights.write_bytes(b"other")
+    os.utime(weights, (1e9, 1e9))  # an older build, moved into its place
     sums = {"fp8": meta("fp8").model_sha256}
     monkeypatch.setattr("clefq.clef.checkpoint.checkpoint_sha256", lambda folder: sums[folder.name])
     assert clefq("parity", "--baseline", "bf16", "--candidate", "fp8") == 0
     sums["fp8"] = "e" * 64
     assert clefq("parity", "--baseline", "bf16", "--candidate", "fp8") == 2
     assert "another checkpoint" in capsys.readouterr().err
-    os.utime(weights, (1e9, 1e9))  # older than the predictions: not hashed again
+    weights.unlink()
+    (weights.parent / "tokenizer.json").write_text("{}")
+    assert clefq("parity", "--baseline", "bf16", "--candidate", "fp8") == 2
+    late = predictions(
+        world, "fp8", Dial(noise=0.02), eval_set_sha256=manifest_sha(bound_run),
+        created_at="2200-01-01T00:00:00+00:00",
+    )  # fmt: skip
+    write(bound_run / "predictions" / "synthetic" / "fp8.parquet", late)
+    # untouched since the predictions were made: not hashed again
     assert clefq("parity", "--baseline", "bf16", "--candidate", "fp8") == 0
 
 
@@ -283,3 +295,89 @@ def test_an_unknown_engine_is_refused_even_where_nothing_is_missing(
     clefq: Clefq, run_folder: Path
 ) -> None:
     assert clefq("parity", "--baseline", "bf16", "--engine", "foo") == 2
+
+
+def test_a_calibration_set_by_name_or_file_is_refused(bound_run: Path) -> None:
+    manifest = bound_run / "sets" / "synthetic" / "manifest.json"
+    manifest.write_text(manifest.read_text("utf-8").replace('"eval"', '"calibration"'), "utf-8")
+    run = RunFolder(bound_run)
+    file = str(bound_run / "predictions" / "synthetic" / "bf16.parquet")
+    for request in (ask("bf16", "fp8", sets=("synthetic",)), ask(file, "fp8")):
+        with pytest.raises(InputError, match="synthetic is a calibration set"):
+            comparison.plan(request, run)
+
+
+@pytest.mark.parametrize("by_file", [False, True])
+def test_a_set_that_the_candidate_was_calibrated_on_is_refused(
+    bound_run: Path, predictor: Predictor, by_file: bool
+) -> None:
+    model, run = bound_run / "models" / "fp8", RunFolder(bound_run)
+    file = bound_run / "predictions" / "synthetic" / "fp8.parquet"
+    request = ask("bf16", str(file) if by_file else "fp8", sets=("synthetic",))
+    values = {field.name: {} for field in fields(Manifest)}
+    for sha, seen in ((predictor.sha, True), ("0" * 64, False)):
+        body = values | {"schema_version": 1, "calibration": {"sha256": sha}}
+        (model / "clefq.json").write_text(json.dumps(body), "utf-8")
+        if seen:
+            with pytest.raises(InputError, match="fp8 was calibrated on synthetic"):
+                comparison.plan(request, run)
+        else:
+            assert comparison.plan(request, run)
+    (model / "clefq.json").write_text("{}", "utf-8")
+    assert comparison.plan(request, run)
+
+
+def test_the_baselines_file_under_another_name_is_refused(
+    clefq: Clefq, run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = run_folder / "predictions" / "synthetic" / "bf16.parquet"
+    copy = run_folder / "copy.parquet"
+    copy.write_bytes(own.read_bytes())
+    assert clefq("parity", "--baseline", own, "--candidate", copy) == 2
+    assert "is the baseline's own file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "changes", [{"max_length": 64}, {"truncate_state": True}, {"arithmetic": "w4a4"}]
+)
+def test_a_replicate_that_was_run_otherwise_is_refused(
+    clefq: Clefq,
+    run_folder: Path,
+    world: World,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, object],
+) -> None:
+    other = run_folder / "again.parquet"
+    write(other, predictions(world, "bf16", Dial(noise=0.5), **changes))
+    assert clefq("parity", "--baseline", "bf16", "--replicate", other) == 2
+    assert "run otherwise than the baseline" in capsys.readouterr().err
+
+
+def test_a_replicate_of_unknown_weights_puts_up_a_banner(
+    clefq: Clefq, run_folder: Path, world: World
+) -> None:
+    other = run_folder / "again.parquet"
+    write(other, predictions(world, "bf16", Dial(noise=1e-3), model_sha256=None))
+    assert clefq("parity", "--baseline", "bf16", "--replicate", other, "--quiet") == 0
+    report = run_folder / "report" / "synthetic" / "fp8" / "parity.json"
+    (banner,) = json.loads(report.read_text("utf-8"))["verdict"]["banners"]
+    assert "unproven replicate" in banner
+    assert clefq("gate", report, "--quiet") == 0
+
+
+def test_the_size_of_another_model_of_that_name_is_not_given(
+    bound_run: Path, world: World, tmp_path: Path
+) -> None:
+    model = bound_run / "models" / "fp8"
+    model.mkdir(parents=True)
+    (model / "model.safetensors").write_bytes(b"x" * 900)
+    foreign = write(
+        tmp_path / "fp8.parquet", predictions(world, "fp8", eval_set_sha256=manifest_sha(bound_run))
+    )
+    run = RunFolder(bound_run)
+    for file, sizes in (
+        (foreign, {}),
+        (bound_run / "predictions" / "synthetic" / "fp8.parquet", {"fp8": 900}),
+    ):
+        (found,) = comparison.plan(ask("bf16", str(file)), run)
+        assert comparison.sizes(found, run).bytes == sizes

@@ -47,7 +47,7 @@ def test_reports_of_failures_only_render(world: World) -> None:
 
 
 def test_questions_in_neither_file_count_as_missing(world: World) -> None:
-    base, other = predictions(world, "bf16"), predictions(world, "fp8")
+    base, other = predictions(world, "bf16"), predictions(world, "fp8", Dial(noise=0.01))
     n = len(base.frame)
     for expected, word in ((n, "pass"), (n - 5, "pass"), (n + 5, "invalid")):
         spec = JudgeSpec(load_gates("smoke"), NO_GIT, resamples=200, expected=expected)
