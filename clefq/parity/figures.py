@@ -98,7 +98,7 @@ def pending_figure(
         return Pending(bare, None, None)
     value = record_ratio(values, record_index[idx])
     bare = replace(bare, estimate=value.estimate)
-    if records < MIN_RECORDS:
+    if value.records_in_effect < MIN_RECORDS:
         return Pending(bare, None, None)
     bounded = measure.rare or (measure.kind == MEAN and bool(np.isfinite(measure.limits).all()))
     if bounded and not bool(values.any()):

@@ -48,6 +48,11 @@ class Ratio:
         """Records G in the domain."""
         return len(self.denominator)
 
+    @property
+    def records_in_effect(self) -> float:
+        """Kish's effective number (ΣD)²/ΣD²: G where all weigh alike, near 1 where one has all."""
+        return self.total**2 / float((self.denominator * self.denominator).sum())
+
 
 def ratio(numerator: FloatArray, denominator: FloatArray) -> Ratio:
     """Builds a ratio from all records; those with D_r = 0 are outside the domain.
@@ -103,7 +108,7 @@ def effective_size(value: Ratio, spread: float, confidence: float) -> float:
 
 def korn_graubard(value: Ratio, confidence: float = 0.95) -> Interval:
     """Clopper–Pearson at the effective size, for a share; none below 10 records."""
-    if value.n_records < MIN_RECORDS:
+    if value.records_in_effect < MIN_RECORDS:
         return NO_INTERVAL
     share = value.estimate
     size = effective_size(value, share * (1 - share), confidence)
@@ -194,7 +199,7 @@ def paired_tango(gained: Ratio, lost: Ratio, confidence: float = 0.95) -> Interv
         lost: The same for the baseline; same records and denominators.
         confidence: Two-sided confidence.
     """
-    if gained.n_records < MIN_RECORDS:
+    if gained.records_in_effect < MIN_RECORDS:
         return NO_INTERVAL
     difference = ratio(gained.numerator - lost.numerator, gained.denominator)
     discordance = gained.estimate + lost.estimate
@@ -204,7 +209,7 @@ def paired_tango(gained: Ratio, lost: Ratio, confidence: float = 0.95) -> Interv
 
 def cluster_t(value: Ratio, confidence: float = 0.95) -> Interval:
     """θ ± t·√V with G − 1 degrees of freedom; none below 10 records."""
-    if value.n_records < MIN_RECORDS:
+    if value.records_in_effect < MIN_RECORDS:
         return NO_INTERVAL
     half = t_quantile(confidence, value.n_records) * math.sqrt(value.variance)
     return value.estimate - half, value.estimate + half

@@ -334,3 +334,17 @@ def test_prompts_of_unknown_length_are_in_no_length_band():
     found = compare(join(base, cand), FAST)
     assert not [name for name in found.slices if name.startswith("length=")]
     assert set(flips_frame(found.pairs, found.values)["length_band"]) == {"unknown"}
+
+
+def test_a_set_that_one_record_dominates_has_no_bounds():
+    base = single([HALF] * 400)
+    base.frame["gold"] = "a"
+    base.frame["question_id"] = [f"q{i}" for i in range(400)]
+    for held, bounds in ((300, False), (1, True)):
+        base.frame["record_id"] = [f"r{max(0, i - held + 1)}" for i in range(400)]
+        found = compare(join(base, base), FAST)
+        for name in ("agreement", "accuracy_delta", "tv", "kl"):
+            metric = found.metrics[name]
+            assert metric.n_records == 401 - held
+            assert (metric.lower is not None) == bounds, name
+            assert (found.for_gate(name).upper is not None) == bounds, name
