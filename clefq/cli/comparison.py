@@ -19,6 +19,7 @@ from clefq.store.run import RunFolder
 if TYPE_CHECKING:
     from clefq.console import Console
     from clefq.engines.base import EngineName
+    from clefq.parity.gate_schema import GateFile
     from clefq.parity.report_summary import Sizes
 
 _VARIANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
@@ -114,9 +115,7 @@ def _set_of_file(file: Path, request: Request, run: RunFolder | None) -> tuple[s
         )
     if request.sets:
         return meta.eval_set, find_set(request.sets[0], run)
-    if run is not None and meta.eval_set in run.sets():
-        return meta.eval_set, run.set_folder(meta.eval_set)
-    return meta.eval_set, None
+    return meta.eval_set, None if run is None else _own_sets(run).get(meta.eval_set)
 
 
 def _sets(request: Request, run: RunFolder | None) -> list[tuple[str, Path | None]]:
@@ -130,18 +129,34 @@ def _sets(request: Request, run: RunFolder | None) -> list[tuple[str, Path | Non
             f"{request.baseline} is no predictions file, and no --eval SET is given.",
             fix="give --eval SET, or change into a run folder.",
         )
-    sets: dict[str, Path | None] = {}
-    for name in run.sets():
-        if manifest_of(run.set_folder(name)).role == "eval":
-            sets[name] = run.set_folder(name)
-    for name in predicted_sets(run):
-        if name not in run.sets():
-            sets[name] = None
+    own = _own_sets(run)
+    sets: dict[str, Path | None] = {
+        name: folder for name, folder in own.items() if manifest_of(folder).role == "eval"
+    }
+    sets |= {name: None for name in predicted_sets(run) if name not in own}
     if not sets:
         raise InputError(
             f"{run.root} has no eval set.", fix="build one with `clefq build eval NAME_OR_FILE`."
         )
     return sorted(sets.items())
+
+
+def _own_sets(run: RunFolder) -> dict[str, Path]:
+    """The run's sets by the name in their manifest, which predictions and reports go by.
+
+    Raises:
+        InputError: Two folders hold sets of one name.
+    """
+    found: dict[str, Path] = {}
+    for folder in map(run.set_folder, run.sets()):
+        name = manifest_of(folder).name
+        if name in found:
+            raise InputError(
+                f"{found[name]} and {folder} both hold a set called {name}.",
+                fix="remove one, or build it anew with another name.",
+            )
+        found[name] = folder
+    return found
 
 
 def predicted_sets(run: RunFolder) -> list[str]:
@@ -235,6 +250,26 @@ def _check_apart(baseline: Slot, candidates: Sequence[Slot]) -> None:
             f"{baseline.model} and {slot.model} are both called {slot.variant}.",
             fix="predict one with another --variant NAME, and give its predictions file.",
         )
+
+
+def check_bound(plans: Sequence[SetPlan], gates: GateFile) -> None:
+    """Refuses to predict on a set that the gates are not for; what is predicted is judged.
+
+    Raises:
+        InputError: Predictions are missing, and the gate file is bound to another set.
+    """
+    bound = gates.eval_set
+    for found in plans:
+        missing = [s for s in (found.baseline, *found.candidates) if not s.path.is_file()]
+        if bound is None or found.set_path is None or not missing:
+            continue
+        manifest = manifest_of(found.set_path)
+        if manifest.sha256 != bound.sha256:
+            raise InputError(
+                f"gates {gates.name} are for set {bound.name} {bound.sha256[:12]}, this is "
+                f"{manifest.name} {manifest.sha256[:12]}: nothing was predicted.",
+                fix=f"give --eval {bound.name}, or freeze gates for {manifest.name}.",
+            )
 
 
 def predict_missing(plans: Sequence[SetPlan], request: Request, console: Console) -> None:

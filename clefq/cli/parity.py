@@ -77,6 +77,7 @@ def command(
         parse_engine(engine)
     spec = load_spec(gates)
     plans = comparison.plan(request, folder)
+    comparison.check_bound(plans, spec.loaded.gates)
     comparison.predict_missing(plans, request, console)
     results = []
     for found in plans:

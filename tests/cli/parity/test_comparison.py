@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -17,7 +19,8 @@ from clefq.quantize.manifest import Manifest
 from clefq.store.run import RunFolder
 from tests.cli.parity.conftest import Clefq
 from tests.cli.parity.test_gate_life import bound_run as bound_run
-from tests.parity.synthetic import SET_SHA, Dial, World, meta, predictions, write
+from tests.cli.parity.test_gate_life import freeze
+from tests.parity.synthetic import OTHER_SHA, SET_SHA, Dial, World, meta, predictions, write
 
 
 def ask(baseline: str = "bf16", *candidates: str, **changes: object) -> Request:
@@ -142,6 +145,28 @@ def test_the_baseline_is_predicted_first_and_the_engine_is_the_same(
     assert code == 0
     assert [job.model.variant for job in predictor.jobs] == ["bf16", "fp8", "nvfp4"]
     assert {job.engine for job in predictor.jobs} == {"transformers"}
+
+
+def test_nothing_is_predicted_for_gates_of_another_set(
+    clefq: Clefq, bound_run: Path, predictor: Predictor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert freeze(clefq) == 0
+    gates = bound_run / "gates" / "g.yaml"
+    bound = re.sub(r"(?m)^(\s+sha256: ).*$", rf"\g<1>{OTHER_SHA}", gates.read_text("utf-8"))
+    gates.write_text(bound, "utf-8")
+    assert clefq("parity", "--baseline", "bf16", "--gates", gates) == 2
+    assert "nothing was predicted" in " ".join(capsys.readouterr().err.split())
+    assert not predictor.jobs
+
+
+def test_a_set_goes_by_the_name_in_its_manifest(bound_run: Path) -> None:
+    run = RunFolder(bound_run)
+    run.set_folder("synthetic").rename(run.set_folder("mine"))
+    (found,) = comparison.plan(ask(), run)
+    assert (found.name, found.set_path) == ("synthetic", run.set_folder("mine"))
+    shutil.copytree(run.set_folder("mine"), run.set_folder("again"))
+    with pytest.raises(InputError, match="both hold a set called synthetic"):
+        comparison.plan(ask(), run)
 
 
 def test_checkpoint_folders_outside_a_run_folder(
