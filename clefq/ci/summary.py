@@ -14,7 +14,7 @@ from pathlib import Path
 from clefq.ci.spec import GateJob, JobResult, Step
 from clefq.errors import ClefqError
 from clefq.parity.report_files import REPORT_FILE
-from clefq.parity.report_format import MARKS, markdown_cell
+from clefq.parity.report_format import MARKS, markdown_cell, markdown_prose
 from clefq.parity.report_junit import junit_xml
 from clefq.parity.report_markdown import report_markdown
 from clefq.store.atomic import disk_error, read_json, write_json, write_text
@@ -106,10 +106,10 @@ def forget_results(out: Path) -> None:
 
 def report_error(error: ClefqError, summary: Path | None) -> None:
     """Says in the step summary why nothing was judged."""
-    lines = ["## ! clefq could not judge", "", markdown_cell(error.message), ""]
-    lines += [f"- {markdown_cell(fault)}" for fault in error.faults]
+    lines = ["## ! clefq could not judge", "", markdown_prose(error.message), ""]
+    lines += [f"- {markdown_prose(fault)}" for fault in error.faults]
     if error.fix is not None:
-        lines.append(f"**Fix:** {markdown_cell(error.fix)}")
+        lines.append(f"**Fix:** {markdown_prose(error.fix)}")
     append_summary(summary, ["\n".join(lines) + "\n"])
     append_outputs({"verdict": "error", "exit-code": int(error.exit_code)})
 
@@ -154,7 +154,7 @@ def _breaches(step: Step) -> Iterator[str]:
     yield f"The {step.name} found:"
     yield ""
     for breach in step.breaches[:MAX_BREACHES]:
-        yield f"- {markdown_cell(breach)}"
+        yield f"- {markdown_prose(breach)}"
     more = len(step.breaches) - MAX_BREACHES
     if more > 0:
         yield f"- and {more:,} more (`clefq audit` lists all)"

@@ -87,7 +87,19 @@ def short_hash(value: str | None) -> str:
 
 def markdown_cell(text: object) -> str:
     """Text that cannot break a table or start markup."""
-    safe = " ".join(str(text).split())
-    for char in "\\`*_|<>[]":
-        safe = safe.replace(char, f"\\{char}")
+    safe = _escaped(" ".join(str(text).split()))
     return safe if len(safe) <= 200 else safe[:197] + "..."
+
+
+def markdown_prose(text: object) -> str:
+    """A sentence of ours, whose `commands` stay code; nothing else in it starts markup."""
+    pieces = " ".join(str(text).split()).split("`")
+    if len(pieces) % 2 == 0:  # a backtick without its partner
+        return _escaped("`".join(pieces))
+    return "`".join(p if i % 2 else _escaped(p) for i, p in enumerate(pieces))
+
+
+def _escaped(text: str) -> str:
+    for char in "\\`*_|<>[]":
+        text = text.replace(char, f"\\{char}")
+    return text

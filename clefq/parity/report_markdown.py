@@ -9,6 +9,7 @@ from clefq.parity.cards import find_card
 from clefq.parity.gates import title_of
 from clefq.parity.report_format import MARKS, count, figure, interval, limit_text, short_hash
 from clefq.parity.report_format import markdown_cell as _cell
+from clefq.parity.report_format import markdown_prose as _prose
 
 MAX_GATES = 60
 MAX_WORST = 10
@@ -51,15 +52,15 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     )
     yield ""
     for banner in verdict["banners"]:
-        yield f"> **{_cell(banner)}**"
+        yield f"> **{_prose(banner)}**"
         yield ""
-    yield _cell(verdict["sentence"])
+    yield _prose(verdict["sentence"])
     yield ""
     for reason in verdict["reasons"][:MAX_GATES]:
-        yield f"- {_cell(reason)}"
+        yield f"- {_prose(reason)}"
     if verdict["reasons"]:
         yield ""
-    yield f"**Next:** {_cell(verdict['next_step'])}"
+    yield f"**Next:** {_prose(verdict['next_step'])}"
     yield ""
     yield from _gates(document)
     yield from _metrics(document)

@@ -65,7 +65,7 @@ def compare(report: AuditReport, refs: Refs, schemes: Mapping[str, Scheme], sour
             report.breach("untouched", ref.name, "differs from the source", "answers change")
     if find_spec("torch") is None or find_spec("compressed_tensors") is None:
         report.notes.append(
-            "quantized weights not compared with the source: needs `pip install clefq[quantize]`."
+            "quantized weights not compared with the source: needs `pip install 'clefq[quantize]'`."
         )
     else:
         _quantized(report, refs, schemes, theirs)

@@ -12,6 +12,7 @@ from clefq.parity.compare import CandidateReport, JudgeSpec, judge_candidate
 from clefq.parity.gate_files import load_gates
 from clefq.parity.gate_parsing import parse_gates
 from clefq.parity.report_files import ReportSpec, write_reports
+from clefq.parity.report_format import markdown_prose
 from clefq.parity.report_html import report_html
 from clefq.parity.report_json import check_document
 from clefq.parity.report_markdown import report_markdown
@@ -111,3 +112,9 @@ def test_the_gate_file_in_the_docs_is_a_gate_file() -> None:
     assert block is not None
     gates = parse_gates(block[1].encode(), "docs/parity.md")
     assert {gate.metric for gate in gates.gates} >= {"accuracy_delta", "policy_cost@auto-approve"}
+
+
+def test_commands_in_our_sentences_stay_code() -> None:
+    said = markdown_prose("run `clefq doctor --json`; a|b *now*")
+    assert said == "run `clefq doctor --json`; a\\|b \\*now\\*"
+    assert markdown_prose("a stray ` <b>") == "a stray \\` \\<b\\>"
