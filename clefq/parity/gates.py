@@ -16,14 +16,12 @@ from typing import Any, Protocol
 
 from clefq.parity.cards import find_card
 from clefq.parity.gate_schema import MIN_RECORDS_KL, Gate, GateFile
-from clefq.parity.metric import Metric
+from clefq.parity.metric import AT_LEAST, Metric
 
 PASS, FAIL, INCONCLUSIVE, NOT_GATED = "pass", "fail", "inconclusive", "not_gated"
 OVERALL = "overall"
 POWER = 0.8
 MOST_QUESTIONS = 10_000_000
-# A unit such as `≥ nats`: the true figure may be larger, so that a ceiling cannot be shown to hold.
-AT_LEAST_UNIT = "≥"
 ROUNDED = "the source rounds probabilities, so the figure is only a lower limit"
 
 
@@ -185,7 +183,7 @@ def _judge(gate: Gate, slice_name: str, source: FigureSource) -> GateResult:
     lower = -math.inf if figure.lower is None else figure.lower
     upper = math.inf if figure.upper is None else figure.upper
     status, reason = decide(gate.direction, query.limit, lower, upper)
-    if status == PASS and figure.unit.startswith(AT_LEAST_UNIT):
+    if status == PASS and figure.unit.startswith(AT_LEAST):
         return replace(empty, status=INCONCLUSIVE, reason=ROUNDED)
     needed_n = questions_needed(figure, query.limit, gate.confidence)
     return replace(

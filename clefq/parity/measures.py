@@ -14,10 +14,10 @@ import numpy as np
 from clefq.errors import InputError
 from clefq.parity.arrays import BoolArray, FloatArray
 from clefq.parity.divergences import EDGE, QuestionValues
+from clefq.parity.metric import AT_LEAST
 from clefq.parity.pairs import PairedSet
 
 CONFIDENT_MARGIN = 0.5
-AT_LEAST = "≥"  # begins the unit of a figure that may be larger in truth
 FLIPS_PREFIX = "threshold_flips@"
 SHARE, PAIRED, MEAN = "share", "paired", "mean"
 

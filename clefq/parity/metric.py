@@ -7,6 +7,9 @@ from typing import Any
 
 from clefq.errors import InputError
 
+# Begins a unit such as `≥ nats`: the true figure may be larger, so that no ceiling can be shown.
+AT_LEAST = "≥"
+
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
