@@ -179,7 +179,8 @@ def _judge(gate: Gate, slice_name: str, source: FigureSource) -> GateResult:
         status = FAIL if own else INCONCLUSIVE
         return replace(empty, status=status, reason=f"infinite on {figure.n_infinite} questions")
     if figure.estimate is None or (figure.lower is None and figure.upper is None):
-        return replace(empty, reason="no interval can be given: a few records hold most questions")
+        reason = "no interval can be given, as where a few records hold most questions"
+        return replace(empty, reason=reason)
     lower = -math.inf if figure.lower is None else figure.lower
     upper = math.inf if figure.upper is None else figure.upper
     status, reason = decide(gate.direction, query.limit, lower, upper)
