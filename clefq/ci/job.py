@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from clefq.console import Console
     from clefq.parity.compare import JudgeSpec
     from clefq.parity.run import SetJob
-    from clefq.quantize.report import AuditReport
+    from clefq.quantize.audit.report import AuditReport
 
 
 def cache_key(job: GateJob) -> str | None:

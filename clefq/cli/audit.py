@@ -12,7 +12,7 @@ from clefq.cli.options import Json, Quiet
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from clefq.quantize.report import AuditReport
+    from clefq.quantize.audit.report import AuditReport
 
 Folder = Annotated[Path, typer.Argument(metavar="CKPT", help="Quantized checkpoint folder.")]
 Source = Annotated[
@@ -49,7 +49,7 @@ def render(report: AuditReport) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    from clefq.quantize.report import CHECKS
+    from clefq.quantize.audit.report import CHECKS
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name, justify in (("check", "left"), ("looked at", "right"), ("result", "left")):

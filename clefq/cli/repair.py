@@ -12,7 +12,7 @@ from clefq.cli.options import Json, Quiet
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from clefq.quantize.repair_report import RepairReport
+    from clefq.quantize.repair.report import RepairReport
 
 Folder = Annotated[Path, typer.Argument(metavar="CKPT", help="Quantized checkpoint folder.")]
 Source = Annotated[

@@ -18,6 +18,7 @@ from clefq.console import Console
 from clefq.errors import AuditError, InputError, RecipeError
 from clefq.quantize import finish, preflight
 from clefq.quantize.audit import audit_checkpoint, summary
+from clefq.quantize.audit.report import AuditReport
 from clefq.quantize.calibration import Calibration, load_calibration
 from clefq.quantize.layout import (
     MAX_SHARD_BYTES,
@@ -33,7 +34,6 @@ from clefq.quantize.output import bytes_there, output_folder
 from clefq.quantize.plan import Plan, make_plan
 from clefq.quantize.quiet import quiet_libraries
 from clefq.quantize.recipes import Recipe, bundled_recipe, custom_recipe
-from clefq.quantize.report import AuditReport
 from clefq.quantize.source import Source, find_source, verify_download
 from clefq.quantize.stream import (
     Stream,

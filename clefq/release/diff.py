@@ -18,9 +18,9 @@ import numpy as np
 
 from clefq.clef.tensor_files import same_bytes
 from clefq.console import Advance
-from clefq.quantize import audit_files
+from clefq.quantize.audit import files as audit_files
+from clefq.quantize.audit.report import AuditReport
 from clefq.quantize.finish import side_files
-from clefq.quantize.report import AuditReport
 from clefq.quantize.workers import in_threads
 from clefq.release.weights import HEAD_PREFIX, Weight, Weights, open_weights
 from clefq.store.atomic import read_json, sha256_file

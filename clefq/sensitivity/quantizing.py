@@ -28,7 +28,7 @@ from clefq.engines.simulation import (
     QuantizedWeight,
 )
 from clefq.quantize import kernels
-from clefq.quantize.rounding import weight_args
+from clefq.quantize.audit.rounding import weight_args
 from clefq.sensitivity.blocks import BF16, Block, Unit
 
 _ROWS = 1 << 22  # numbers of a weight that are rounded at a time

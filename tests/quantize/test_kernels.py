@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from clefq.quantize import kernels
-from clefq.quantize.rounding import weight_args
+from clefq.quantize.audit.rounding import weight_args
 from clefq.quantize.values import decode, nvfp4_floats
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from clefq.clef.checkpoint import checkpoint_sha256, open_checkpoint, scheme_of
 from clefq.clef.fusion import fused_groups
 from clefq.console import Console
-from clefq.quantize.audit_scales import read_global_scale
+from clefq.quantize.audit.scales import read_global_scale
 from clefq.quantize.calibration import load_calibration
 from clefq.quantize.manifest import read_manifest
 from clefq.quantize.oneshot_worker import Job, calibration_arguments

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from clefq.clef.config_match import FP8, NVFP4, Scheme
 from clefq.clef.tensor_files import TensorInfo
-from clefq.quantize.rounding_fp8 import compare_fp8, compare_fp8_tensor
+from clefq.quantize.audit.rounding_fp8 import compare_fp8, compare_fp8_tensor
+from clefq.quantize.audit.tallies import DAMAGE_SHARE, Comparison, Tally, raw_bytes, stored_rows
+from clefq.quantize.audit.tallies import weight_args as weight_args
 from clefq.quantize.stream import row_blocks
-from clefq.quantize.tallies import DAMAGE_SHARE, Comparison, Tally, raw_bytes, stored_rows
-from clefq.quantize.tallies import weight_args as weight_args
 
 if TYPE_CHECKING:
     import torch

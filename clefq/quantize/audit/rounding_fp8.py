@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from clefq.clef.config_match import Scheme
 from clefq.clef.tensor_files import TensorInfo
+from clefq.quantize.audit.tallies import Comparison, Tally, raw_bytes, stored_rows, weight_args
 from clefq.quantize.stream import row_blocks
-from clefq.quantize.tallies import Comparison, Tally, raw_bytes, stored_rows, weight_args
 from clefq.quantize.values import read_floats
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from compressed_tensors.quantization.utils import calculate_qparams
 from safetensors.torch import load_file
 
 from clefq.quantize.audit import audit_checkpoint
-from clefq.quantize.report import AuditReport
+from clefq.quantize.audit.report import AuditReport
 from tests.quantize.conftest import Make
 from tests.quantize.editing import LAYER, Tensors, edit, edit_config
 

@@ -9,7 +9,7 @@ import numpy as np
 from clefq.clef.config_match import NVFP4, Scheme
 from clefq.clef.fusion import FusedGroup, fused_groups
 from clefq.clef.tensor_files import TensorInfo
-from clefq.quantize.report import AuditReport
+from clefq.quantize.audit.report import AuditReport
 from clefq.quantize.values import E2M1_MAX, E4M3_MAX, TOO_LARGE, Floats, read_floats
 
 Refs = Mapping[str, TensorInfo]

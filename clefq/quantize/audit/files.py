@@ -12,9 +12,9 @@ from clefq.clef.head_config import HeadConfig
 from clefq.clef.images import PROCESSOR_FILES
 from clefq.clef.tensor_files import check_head_file, read_header, same_bytes
 from clefq.errors import ClefqError
-from clefq.quantize.audit_values import IMPOSSIBLE, scan
+from clefq.quantize.audit.report import AuditReport
+from clefq.quantize.audit.values import IMPOSSIBLE, scan
 from clefq.quantize.finish import side_files
-from clefq.quantize.report import AuditReport
 from clefq.quantize.tensors import HEAD_FILES
 from clefq.store.atomic import read_json, sha256_file
 

@@ -27,15 +27,16 @@ from clefq.clef.config_match import (
 from clefq.clef.fusion import fused_groups
 from clefq.clef.tensor_files import TensorInfo
 from clefq.errors import CheckpointError
-from clefq.quantize import audit_files, audit_scales, audit_source, audit_values
 from clefq.quantize.architecture import (
     Shapes,
     expected_tensors,
     linear_modules,
     text_prefix,
 )
+from clefq.quantize.audit import files, scales, values
+from clefq.quantize.audit import source as against
+from clefq.quantize.audit.report import AuditReport
 from clefq.quantize.protected import protected_reason
-from clefq.quantize.report import AuditReport
 from clefq.quantize.tensors import INDEX, FolderTensors, scan_folder
 from clefq.store.atomic import read_json
 
@@ -84,18 +85,18 @@ def audit_checkpoint(
     _coverage(report, audited)
     _protected(report, audited)
     _formats(report, audited)
-    audit_scales.global_scales(report, audited.refs, audited.schemes)
-    audit_scales.local_scales(report, audited.refs, audited.schemes)
+    scales.global_scales(report, audited.refs, audited.schemes)
+    scales.local_scales(report, audited.refs, audited.schemes)
     proven = source is not None
-    audit_values.check(report, audited.refs, audited.schemes, folder, proven)
-    audit_files.head(report, folder, source)
+    values.check(report, audited.refs, audited.schemes, folder, proven)
+    files.head(report, folder, source)
     if source is not None:
-        audit_files.settings(report, folder, body, source)
-    audit_source.manifest(report, folder)
+        files.settings(report, folder, body, source)
+    against.manifest(report, folder)
     if source is None:
         report.notes.append("not compared with a source; give --source to do so.")
     else:
-        audit_source.compare(report, audited.refs, audited.schemes, source)
+        against.compare(report, audited.refs, audited.schemes, source)
     return report
 
 

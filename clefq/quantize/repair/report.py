@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clefq.quantize.report import AuditReport
+from clefq.quantize.audit.report import AuditReport
 
 
 @dataclass(frozen=True, slots=True)

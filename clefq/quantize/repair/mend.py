@@ -28,7 +28,8 @@ from clefq.console import Console
 from clefq.errors import AuditError
 from clefq.quantize import finish
 from clefq.quantize.audit import Audited, audit_checkpoint, open_audited, summary
-from clefq.quantize.audit_scales import read_global_scale, shared_groups, shrink_factors
+from clefq.quantize.audit.report import AuditReport
+from clefq.quantize.audit.scales import read_global_scale, shared_groups, shrink_factors
 from clefq.quantize.layout import copy_tensor
 from clefq.quantize.manifest import (
     MANIFEST,
@@ -37,14 +38,13 @@ from clefq.quantize.manifest import (
     read_manifest,
     write_manifest,
 )
-from clefq.quantize.repair_refusals import (
+from clefq.quantize.repair.refusals import (
     RepairError,
     nonzero,
     refuse_damaged_divisors,
     refuse_damaged_inputs,
 )
-from clefq.quantize.repair_report import Mended, RepairReport
-from clefq.quantize.report import AuditReport
+from clefq.quantize.repair.report import Mended, RepairReport
 from clefq.quantize.tensors import (
     INDEX,
     OutTensor,
@@ -217,7 +217,7 @@ def rescale(scales: Floats, ratio: float) -> npt.NDArray[np.uint8]:
 
 
 def _requantized(task: _Task, module: str, shared: float) -> Edits:
-    from clefq.quantize.rounding import quantize_module
+    from clefq.quantize.audit.rounding import quantize_module
 
     assert task.source is not None
     ref, divisor = task.source[f"{module}.weight"], task.refs[f"{module}.weight_global_scale"]

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from clefq.clef.config_match import NVFP4, Scheme
 from clefq.clef.fusion import fused_groups
 from clefq.clef.tensor_files import TensorInfo, same_bytes
+from clefq.quantize.audit.report import AuditReport
 from clefq.quantize.finish import identity, loaded_files
 from clefq.quantize.manifest import MANIFEST, read_manifest
-from clefq.quantize.report import AuditReport
 from clefq.quantize.tensors import open_tensors
 from clefq.quantize.workers import in_threads
 from clefq.store.atomic import sha256_file
 
 if TYPE_CHECKING:
-    from clefq.quantize.tallies import Comparison
+    from clefq.quantize.audit.tallies import Comparison
 
 Refs = Mapping[str, TensorInfo]
 
@@ -74,7 +74,7 @@ def compare(report: AuditReport, refs: Refs, schemes: Mapping[str, Scheme], sour
 def _quantized(
     report: AuditReport, refs: Refs, schemes: Mapping[str, Scheme], source: Refs
 ) -> None:
-    from clefq.quantize.rounding import compare_module
+    from clefq.quantize.audit.rounding import compare_module
     from clefq.quantize.stream import one_thread_per_worker
 
     known = [module for module in schemes if f"{module}.weight" in source]
@@ -107,7 +107,7 @@ def _first(modules: list[str]) -> str:
 def _comparable(
     report: AuditReport, refs: Refs, schemes: Mapping[str, Scheme], source: Refs
 ) -> list[str]:
-    from clefq.quantize.rounding import comparable
+    from clefq.quantize.audit.rounding import comparable
 
     modules, skipped = [], []
     for module, scheme in schemes.items():

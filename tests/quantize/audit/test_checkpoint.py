@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from clefq.errors import CheckpointError
 from clefq.quantize.audit import audit_checkpoint
-from clefq.quantize.report import CHECKS, AuditReport
+from clefq.quantize.audit.report import CHECKS, AuditReport
 from clefq.quantize.tensors import open_tensors
 from tests.quantize.conftest import Make
 from tests.quantize.editing import LAYER, Tensors, edit, edit_config

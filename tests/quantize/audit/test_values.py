@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from clefq.quantize.audit import audit_checkpoint
-from clefq.quantize.audit_values import _longest, vocabulary
-from clefq.quantize.report import AuditReport
+from clefq.quantize.audit.report import AuditReport
+from clefq.quantize.audit.values import _longest, vocabulary
 from clefq.quantize.tensors import open_tensors
 from tests.quantize.conftest import Make
 from tests.quantize.editing import LAYER, edit
