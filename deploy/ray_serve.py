@@ -29,7 +29,7 @@ ONGOING = 128
 
 def build() -> Any:
     """The app of one replica, called inside it; its start-up waits until the engine is warm."""
-    from clefq.clef.hub import resolve_model
+    from clefq.names.hub import resolve_model
     from clefq.serving.fleet.assembly import Engines, plan_fleet
     from clefq.serving.http.app import create_app
     from clefq.serving.http.settings import ServerSettings

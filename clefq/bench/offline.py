@@ -16,7 +16,7 @@ from clefq.engines.select import python_for
 
 if TYPE_CHECKING:
     from clefq.console import Console
-    from clefq.engines.models import ModelRef
+    from clefq.names.models import ModelRef
 
 # Beyond this the machine was not the same at the end as at the start.
 _DRIFT = 0.05

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from clefq import __version__
-from clefq.ci.models import Side
 from clefq.engines.base import EngineName
 from clefq.errors import PredictionsError
+from clefq.names.models import Side
 from clefq.store.atomic import atomic_file, compact_json, sha256_bytes
 from clefq.store.predictions import PredictionsMeta, read_meta
 

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clefq.ci.cache import Runtime, copy_whole, find_runtime, is_current, job_key, prediction_key
-from clefq.ci.models import Side, check_apart, check_name, identify
 from clefq.ci.quantizing import make_candidate
 from clefq.ci.spec import GateJob, JobResult, Recipe
 from clefq.errors import InputError
+from clefq.names.models import Side, check_apart, check_name, identify
+from clefq.names.run import BASELINE, RunFolder
 from clefq.parity.gates import FAIL
 from clefq.parity.verdict import worst
 from clefq.store.predictions import read_meta
-from clefq.store.run import BASELINE, RunFolder
 from clefq.store.sets import SetFolder, open_set
 
 if TYPE_CHECKING:

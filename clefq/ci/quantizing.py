@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clefq.ci.models import Side
 from clefq.ci.spec import Recipe
 from clefq.console import size_text
 from clefq.errors import InputError
+from clefq.names.models import Side
 
 if TYPE_CHECKING:
     from clefq.console import Console

@@ -32,11 +32,11 @@ def command(
     Needs no torch without --source.
     """
     from clefq.console import Console
+    from clefq.names.models import find_model
     from clefq.quantize.audit import audit_checkpoint
-    from clefq.quantize.source import find_source
 
     console = Console(json_output=json_output, quiet=quiet)
-    original = None if source is None else find_source(source).folder
+    original = None if source is None else find_model(source).folder
     report = audit_checkpoint(checkpoint, original)
     console.result(report.to_json(), render(report))
     if not report.passed:

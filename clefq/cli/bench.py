@@ -158,8 +158,8 @@ class _Records:
 
 def _source(chosen: _Records, run: Path | None) -> RecordSource:
     from clefq.bench.source import RecordSource, parse_kinds
-    from clefq.cli.comparison import find_run
-    from clefq.engines.models import find_model, find_set
+    from clefq.names.models import find_model
+    from clefq.names.run import find_run, find_set
     from clefq.nano.build import WEIGHTS
 
     folder, path, here = WEIGHTS, None, find_run(run)
@@ -253,10 +253,10 @@ def offline(
     """
     from clefq.bench.offline import OfflineJob, bench_offline
     from clefq.cli.bench_tables import offline_text
-    from clefq.cli.comparison import find_run
     from clefq.console import Console
     from clefq.engines.base import EngineSpec
-    from clefq.engines.models import find_model
+    from clefq.names.models import find_model
+    from clefq.names.run import find_run
     from clefq.store.atomic import check_writable, write_json
 
     here = find_run(run)

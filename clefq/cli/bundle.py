@@ -85,7 +85,7 @@ def command(
     """
     from clefq.console import Console
     from clefq.errors import InputError
-    from clefq.release.evidence import find_run_folder
+    from clefq.names.run import find_run_folder
 
     console = Console(json_output=json_output, quiet=quiet)
     _refuse(
@@ -117,11 +117,10 @@ def _refuse(mode: str, on: object, given: Mapping[str, object]) -> None:
 def _pack(run: object, variant: list[str] | None, out: Path | None, console: Console) -> None:
     from tempfile import TemporaryDirectory
 
+    from clefq.names.run import RunFolder, judged_variants
     from clefq.release.archive import pack
     from clefq.release.bundle import BundleJob, pack_evidence
-    from clefq.release.evidence import judged_variants
     from clefq.store.atomic import atomic_folder
-    from clefq.store.run import RunFolder
 
     assert isinstance(run, RunFolder)
     variants = tuple(variant or judged_variants(run))
@@ -150,7 +149,7 @@ def _packed_text(target: Path, tree: HashTree) -> RenderableType:
 
 
 def _verify(target: Path, root: str | None, console: Console) -> None:
-    from clefq.release.evidence import is_published
+    from clefq.names.run import is_published
     from clefq.release.verify import verify
     from clefq.release.verify_published import verify_published
 
@@ -187,10 +186,9 @@ def _publish(
     console: Console,
 ) -> None:
     from clefq.errors import InputError
+    from clefq.names.run import RunFolder, find_place
     from clefq.release.card import CardOptions
-    from clefq.release.evidence import find_place
     from clefq.release.publish import OVERRIDES, PublishJob, publish
-    from clefq.store.run import RunFolder
 
     assert isinstance(run, RunFolder)
     repo, base_model, overrides = names
@@ -199,7 +197,7 @@ def _publish(
         raise InputError(f"--despite is {unknown[0]}.", fix=f"give {' or '.join(OVERRIDES)}.")
     if variant is not None and len(variant) > 1:
         raise InputError("--publish takes one --variant.", fix="publish each on its own.")
-    name = find_place(run.root, variant[0] if variant else None, None, ()).variant
+    name = find_place(run.root, variant[0] if variant else None).variant
     job = PublishJob(run, name, out, CardOptions(base_model, repo, overrides))
     found = publish(job, console)
     console.result(found.to_json(), _published_text(found))

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from clefq.console import Console
+    from clefq.names.run import Place
     from clefq.release.card import Card
-    from clefq.release.evidence import Evidence, Place
+    from clefq.release.evidence import Evidence
 
 CARD = "README.md"
 
@@ -75,10 +76,14 @@ def command(
     something else than the evidence does now, and exit code 1.
     """
     from clefq.console import Console
-    from clefq.release.evidence import find_place, gather
+    from clefq.names.run import find_place
+    from clefq.release.evidence import gather, loose_place
 
     console = Console(json_output=json_output, quiet=quiet)
-    place = find_place(folder, variant, model, report or ())
+    if model is None:
+        place = find_place(folder, variant)
+    else:
+        place = loose_place(model, variant, report or ())
     target = out or place.model / CARD
     _keep_benches(place, bench or ())
     found = gather(place)

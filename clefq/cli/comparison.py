@@ -11,10 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clefq.cli.slots import Slot, check_file, find_slot, is_predictions, manifest_of
 from clefq.errors import ClefqError, InputError
+from clefq.names.models import find_model
+from clefq.names.predictions import PredictionsRef, check_file, find_predictions, is_predictions
+from clefq.names.run import (
+    RunFolder,
+    find_set,
+    known_variants,
+    manifest_of,
+    own_sets,
+    predicted_sets,
+)
 from clefq.store.predictions import PredictionsMeta, read_meta
-from clefq.store.run import RunFolder
 
 if TYPE_CHECKING:
     from clefq.console import Console
@@ -59,23 +67,9 @@ class SetPlan:
 
     name: str
     set_path: Path | None
-    baseline: Slot
-    candidates: tuple[Slot, ...]
+    baseline: PredictionsRef
+    candidates: tuple[PredictionsRef, ...]
     replicates: tuple[Path, ...]
-
-
-def find_run(root: Path | None) -> RunFolder | None:
-    """The run folder, or None where the user works without one.
-
-    Raises:
-        InputError: `root` is given and is none.
-    """
-    try:
-        return RunFolder.find(root)
-    except InputError:
-        if root is not None:
-            raise
-        return None
 
 
 def plan(request: Request, run: RunFolder | None) -> tuple[SetPlan, ...]:
@@ -106,8 +100,6 @@ def plan(request: Request, run: RunFolder | None) -> tuple[SetPlan, ...]:
 
 
 def _set_of_file(file: Path, request: Request, run: RunFolder | None) -> tuple[str, Path | None]:
-    from clefq.engines.models import find_set
-
     meta = read_meta(file)
     if len(request.sets) > 1:
         raise InputError(
@@ -115,12 +107,10 @@ def _set_of_file(file: Path, request: Request, run: RunFolder | None) -> tuple[s
         )
     if request.sets:
         return meta.eval_set, find_set(request.sets[0], run)
-    return meta.eval_set, None if run is None else _own_sets(run).get(meta.eval_set)
+    return meta.eval_set, None if run is None else own_sets(run).get(meta.eval_set)
 
 
 def _sets(request: Request, run: RunFolder | None) -> list[tuple[str, Path | None]]:
-    from clefq.engines.models import find_set
-
     if request.sets:
         found = [find_set(name, run) for name in request.sets]
         return [(manifest_of(path).name, path) for path in found]
@@ -129,7 +119,7 @@ def _sets(request: Request, run: RunFolder | None) -> list[tuple[str, Path | Non
             f"{request.baseline} is no predictions file, and no --eval SET is given.",
             fix="give --eval SET, or change into a run folder.",
         )
-    own = _own_sets(run)
+    own = own_sets(run)
     sets: dict[str, Path | None] = {
         name: folder for name, folder in own.items() if manifest_of(folder).role == "eval"
     }
@@ -141,38 +131,12 @@ def _sets(request: Request, run: RunFolder | None) -> list[tuple[str, Path | Non
     return sorted(sets.items())
 
 
-def _own_sets(run: RunFolder) -> dict[str, Path]:
-    """The run's sets by the name in their manifest, which predictions and reports go by.
-
-    Raises:
-        InputError: Two folders hold sets of one name.
-    """
-    found: dict[str, Path] = {}
-    for folder in map(run.set_folder, run.sets()):
-        name = manifest_of(folder).name
-        if name in found:
-            raise InputError(
-                f"{found[name]} and {folder} both hold a set called {name}.",
-                fix="remove one, or build it anew with another name.",
-            )
-        found[name] = folder
-    return found
-
-
-def predicted_sets(run: RunFolder) -> list[str]:
-    """Names of the sets that the run folder has predictions of."""
-    folder = run.root / "predictions"
-    if not folder.is_dir():
-        return []
-    return sorted(path.name for path in folder.iterdir() if any(path.glob("*.parquet")))
-
-
 def _plan_set(request: Request, run: RunFolder | None, name: str, path: Path | None) -> SetPlan:
-    baseline = find_slot(request.baseline, name, path, run)
+    baseline = find_predictions(request.baseline, name, path, run)
     wanted: Sequence[str] = request.candidates
     if not wanted and run is not None:
-        wanted = [v for v in _variants(run, name) if v != baseline.variant]
-    candidates = tuple(find_slot(candidate, name, path, run) for candidate in wanted)
+        wanted = [v for v in known_variants(run, name) if v != baseline.variant]
+    candidates = tuple(find_predictions(candidate, name, path, run) for candidate in wanted)
     _check_variants(candidates)
     _check_apart(baseline, candidates)
     sha = _sha_of(path, baseline)
@@ -184,7 +148,9 @@ def _plan_set(request: Request, run: RunFolder | None, name: str, path: Path | N
     return SetPlan(name, path, baseline, candidates, replicates)
 
 
-def _check_unseen(set_path: Path, candidates: Sequence[Slot], run: RunFolder | None) -> None:
+def _check_unseen(
+    set_path: Path, candidates: Sequence[PredictionsRef], run: RunFolder | None
+) -> None:
     """Refuses calibration sets, and sets that a candidate was calibrated on."""
     from clefq.quantize.manifest import MANIFEST, read_manifest
 
@@ -209,20 +175,14 @@ def _check_unseen(set_path: Path, candidates: Sequence[Slot], run: RunFolder | N
             )
 
 
-def _sha_of(set_path: Path | None, baseline: Slot) -> str | None:
+def _sha_of(set_path: Path | None, baseline: PredictionsRef) -> str | None:
     """Hash of the set, from its manifest or from the baseline's predictions."""
     if set_path is not None:
         return manifest_of(set_path).sha256
     return read_meta(baseline.path).eval_set_sha256 if baseline.path.is_file() else None
 
 
-def _variants(run: RunFolder, set_name: str) -> list[str]:
-    predicted = (run.root / "predictions" / set_name).glob("*.parquet")
-    files = {path.stem for path in predicted if not path.name.startswith(".")}
-    return sorted(files | set(run.variants()))
-
-
-def _check_variants(candidates: Sequence[Slot]) -> None:
+def _check_variants(candidates: Sequence[PredictionsRef]) -> None:
     names = [slot.variant for slot in candidates]
     for name in names:
         if not _VARIANT.fullmatch(name) or name in RESERVED:
@@ -236,7 +196,7 @@ def _check_variants(candidates: Sequence[Slot]) -> None:
             )
 
 
-def _check_apart(baseline: Slot, candidates: Sequence[Slot]) -> None:
+def _check_apart(baseline: PredictionsRef, candidates: Sequence[PredictionsRef]) -> None:
     """Neither the baseline itself nor another model of the same name may be the candidate."""
     for slot in candidates:
         if slot.path.resolve() != baseline.path.resolve():
@@ -289,13 +249,12 @@ def predict_missing(plans: Sequence[SetPlan], request: Request, console: Console
 
 
 def _predict(
-    slot: Slot,
+    slot: PredictionsRef,
     found: SetPlan,
     how: tuple[str | None, PredictionsMeta | None],
     console: Console,
 ) -> None:
     from clefq.engines.base import EngineSpec
-    from clefq.engines.models import find_model
     from clefq.engines.predict import PredictJob, predict_set
 
     if slot.model is None or found.set_path is None:
@@ -337,7 +296,7 @@ def sizes(found: SetPlan, run: RunFolder | None = None) -> Sizes:
     return sizes_of(folders)
 
 
-def _folder_of(slot: Slot, set_name: str, run: RunFolder | None) -> Path | None:
+def _folder_of(slot: PredictionsRef, set_name: str, run: RunFolder | None) -> Path | None:
     """The checkpoint's folder; of a predictions file only where it is the run's own."""
     if slot.folder is not None or run is None:
         return slot.folder

@@ -13,7 +13,7 @@ from clefq.cli.options import Json, Quiet
 
 if TYPE_CHECKING:
     from clefq.console import Console
-    from clefq.store.run import RunFolder
+    from clefq.names.run import RunFolder
 
 SCHEMES = ("fp8", "nvfp4a16", "nvfp4")
 CALIBRATION, EVAL = "nano-calibration", "nano-eval"
@@ -38,8 +38,8 @@ def command(
     from clefq.cli.comparison import Request, expected_questions, plan, predict_missing, sizes
     from clefq.cli.parity_table import comparison_json, comparison_text
     from clefq.console import Console
+    from clefq.names.run import BASELINE, RunFolder
     from clefq.parity.run import SetJob, judge_set, load_spec
-    from clefq.store.run import BASELINE, RunFolder
 
     console = Console(json_output=json_output, quiet=quiet)
     started = time.monotonic()
@@ -71,8 +71,8 @@ def command(
 
 def _lay_out(run: RunFolder, console: Console) -> None:
     """Puts the bundled model and sets into the run folder."""
+    from clefq.names.run import BASELINE
     from clefq.nano.build import SETS, WEIGHTS
-    from clefq.store.run import BASELINE
 
     _copy(WEIGHTS, run.model(BASELINE))
     for name in (CALIBRATION, EVAL):

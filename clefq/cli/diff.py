@@ -27,13 +27,13 @@ def command(
     A Clef may be compared with the backbone that it was trained from.
     """
     from clefq.console import Console
-    from clefq.quantize.source import find_source
+    from clefq.names.models import find_model
     from clefq.release.diff import diff_folders
     from clefq.release.diff_text import diff_text
     from clefq.release.weights import open_weights
 
     console = Console(json_output=json_output, quiet=quiet)
-    ours, theirs = (open_weights(find_source(name).folder) for name in (model, base))
+    ours, theirs = (open_weights(find_model(name).folder) for name in (model, base))
     total = sum(weight.nbytes for weight in ours.weights.values())
     with console.progress("compare", total) as advance:
         found = diff_folders(ours, theirs, advance)

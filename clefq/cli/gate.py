@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from clefq.console import Console
+    from clefq.names.run import RunFolder
     from clefq.parity.freeze import Frozen
     from clefq.parity.gate_schema import BoundBaseline, BoundSet
     from clefq.parity.rejudge import Rejudged
-    from clefq.store.run import RunFolder
 
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 
@@ -179,8 +179,8 @@ def _freeze(
     run: Path | None,
     console: Console,
 ) -> None:
-    from clefq.cli.comparison import find_run
     from clefq.errors import InputError
+    from clefq.names.run import find_run
     from clefq.parity.freeze import FreezeJob, freeze
 
     template, eval_set, baseline = names
@@ -200,7 +200,7 @@ def _freeze(
 
 
 def _bound_set(name: str, run: RunFolder | None) -> BoundSet:
-    from clefq.engines.models import find_set
+    from clefq.names.run import find_set
     from clefq.parity.gate_schema import BoundSet
     from clefq.store.sets import open_set
 
@@ -209,7 +209,7 @@ def _bound_set(name: str, run: RunFolder | None) -> BoundSet:
 
 
 def _bound_baseline(name: str, bound: BoundSet, run: RunFolder | None) -> BoundBaseline:
-    from clefq.cli.slots import is_predictions
+    from clefq.names.predictions import is_predictions
     from clefq.parity.freeze import baseline_of
     from clefq.parity.gate_schema import BoundBaseline
     from clefq.store.predictions import read_meta
@@ -219,7 +219,7 @@ def _bound_baseline(name: str, bound: BoundSet, run: RunFolder | None) -> BoundB
     if run is not None and run.predictions(bound.name, name).is_file():
         return baseline_of(read_meta(run.predictions(bound.name, name)), bound)
     from clefq.clef.checkpoint import checkpoint_sha256
-    from clefq.engines.models import find_model
+    from clefq.names.models import find_model
 
     model = find_model(name, run)
     return BoundBaseline(model.model_id, model.revision, checkpoint_sha256(model.folder))

@@ -109,18 +109,11 @@ def _places(
 ) -> tuple[SetFolder, Path]:
     """The set and the file to write."""
     from clefq.errors import InputError
-    from clefq.store.run import RunFolder
+    from clefq.names.run import find_run, find_set
     from clefq.store.sets import open_set
 
-    found: RunFolder | None = None
-    try:
-        found = RunFolder.find(run)
-    except InputError:
-        if run is not None:
-            raise
-    given = Path(eval_set).expanduser()
-    in_run = found is not None and not given.is_dir() and eval_set in found.sets()
-    folder = open_set(found.set_folder(eval_set) if in_run and found is not None else given)
+    found = find_run(run)
+    folder = open_set(find_set(eval_set, found))
     if out is not None:
         return folder, out
     if found is None:

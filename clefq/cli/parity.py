@@ -64,12 +64,13 @@ def command(
     from clefq.cli.parity_table import comparison_json, comparison_text
     from clefq.console import Console
     from clefq.engines.select import parse_engine
+    from clefq.names.run import find_run
     from clefq.parity.report_files import judged_in
     from clefq.parity.run import SetJob, judge_set, load_spec
     from clefq.parity.verdict import EXIT_CODES, worst
 
     console = Console(json_output=json_output, quiet=quiet)
-    folder = comparison.find_run(run)
+    folder = find_run(run)
     request = comparison.Request(
         baseline, tuple(candidate or ()), tuple(eval_set or ()), engine, tuple(replicate or ())
     )

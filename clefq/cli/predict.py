@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from clefq.engines.base import EngineName, EngineSpec
     from clefq.engines.predict import PredictJob, PredictSummary
-    from clefq.store.run import RunFolder
+    from clefq.names.run import RunFolder
 
 _NAME = re.compile(r"[\w.+-]+")
 
@@ -101,11 +101,11 @@ def command(
     finite, becomes rows with an error; the coverage gate judges them. Where
     every question ends so, the file is written and the exit code is 2.
     """
-    from clefq.cli.comparison import find_run
     from clefq.console import Console
     from clefq.engines.base import EngineSpec
     from clefq.engines.predict import predict_set
     from clefq.engines.select import parse_engine
+    from clefq.names.run import find_run
 
     console = Console(json_output=json_output, quiet=quiet)
     spec = EngineSpec(
@@ -140,9 +140,10 @@ class _Choice:
 
 
 def _job(choice: _Choice, spec: EngineSpec, run: RunFolder | None) -> PredictJob:
-    from clefq.engines.models import find_model, find_set, served_model
     from clefq.engines.predict import PredictJob
     from clefq.errors import InputError
+    from clefq.names.models import find_model, served_model
+    from clefq.names.run import find_set
     from clefq.store.sets import open_set
 
     if (choice.engine == "http") != (choice.url is not None):
@@ -221,7 +222,7 @@ def _lines(
 
 
 def _next(job: PredictJob, run: RunFolder | None, arithmetic: str) -> str:
-    from clefq.store.run import BASELINE
+    from clefq.names.run import BASELINE
 
     if run is not None and job.out.resolve().parent.parent != (run.root / "predictions").resolve():
         run = None  # not where the run folder's parity looks

@@ -36,11 +36,11 @@ def command(
     Nothing is quantized anew without --source, and what cannot be mended safely is refused.
     """
     from clefq.console import Console
+    from clefq.names.models import find_model
     from clefq.quantize.repair import repair_checkpoint
-    from clefq.quantize.source import find_source
 
     console = Console(json_output=json_output, quiet=quiet)
-    original = None if source is None else find_source(source).folder
+    original = None if source is None else find_model(source).folder
     report = repair_checkpoint(checkpoint, original, out, console)
     console.result(report.to_json(), render(report))
 

@@ -172,9 +172,9 @@ class _Names:
     run: Path | None
 
     def spec(self, schemes: str, engine: EngineSpec, records: int | None, memory: int) -> SweepSpec:
-        from clefq.cli.comparison import find_run
-        from clefq.engines.models import find_model, find_set
         from clefq.errors import InputError
+        from clefq.names.models import find_model
+        from clefq.names.run import find_run, find_set
         from clefq.sensitivity.blocks import parse_schemes
         from clefq.sensitivity.session import SweepSpec
         from clefq.store.sets import open_set
@@ -257,11 +257,10 @@ def _bf16_bytes(spec: SweepSpec) -> int:
 def _paired(
     run: Path | None, eval_set: str, variant: str, others: list[str]
 ) -> list[PairedDifference]:
-    from clefq.cli.slots import Slot, check_file
-    from clefq.engines.models import find_set
+    from clefq.names.predictions import PredictionsRef, check_file
+    from clefq.names.run import BASELINE, RunFolder, find_set
     from clefq.sensitivity.paired import paired_difference
     from clefq.store.predictions import read_predictions
-    from clefq.store.run import BASELINE, RunFolder
     from clefq.store.sets import open_set
 
     folder = RunFolder.find(run)
@@ -270,7 +269,7 @@ def _paired(
     for name in names:
         model = folder.model(name) if folder.model(name).is_dir() else None
         path = folder.predictions(opened.name, name)
-        check_file(Slot(name, path, name, model, in_run=True), opened.path)
+        check_file(PredictionsRef(name, path, name, model, in_run=True), opened.path)
     baseline, ours, *theirs = (
         read_predictions(folder.predictions(opened.name, name)) for name in names
     )

@@ -175,9 +175,9 @@ def command(
     requests finish and refuses new ones; a second one stops at once. An engine that dies is
     replaced, and what it had not answered is asked again.
     """
-    from clefq.cli.comparison import find_run
     from clefq.console import Console
-    from clefq.engines.models import find_model
+    from clefq.names.models import find_model
+    from clefq.names.run import find_run
     from clefq.serving.fleet.spec import Timeouts
     from clefq.serving.settings import ServeSettings
 

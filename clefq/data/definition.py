@@ -16,8 +16,8 @@ import yaml
 from clefq.data.hub_files import HubChoice
 from clefq.data.sources import SOURCES
 from clefq.errors import DefinitionError
+from clefq.store.atomic import can_name_folder
 from clefq.store.data_files import DataFolder, data_folder
-from clefq.store.run import can_name_folder
 from clefq.store.sets import Role
 from clefq.store.strict import read_strict
 from clefq.store.yaml_text import load_yaml, yaml_fault

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from clefq.clef.hub import is_commit
 from clefq.data.sources.base import HubFiles, Source
 from clefq.errors import DefinitionError, MissingDependencyError
+from clefq.names.hub import is_commit
 from clefq.store.atomic import sha256_bytes
 
 DATA_DIR_VARIABLE = "CLEFQ_DATA_DIR"

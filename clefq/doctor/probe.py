@@ -233,7 +233,7 @@ def _cached(name: str) -> Path | None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    from clefq.clef.hub import split_model
+    from clefq.names.hub import split_model
 
     repo, revision = split_model(name)
     try:

@@ -20,9 +20,9 @@ from clefq import __version__
 from clefq.clef.images import PROCESSOR_FILES
 from clefq.engines.base import Engine, EngineInfo, EngineName, EngineSpec, RecordResult
 from clefq.engines.journal import Journal, check_free
-from clefq.engines.models import ModelRef
 from clefq.engines.select import open_engine, runs_here
 from clefq.errors import ClefqError, InputError
+from clefq.names.models import ModelRef
 from clefq.store.atomic import check_writable, compact_json, sha256_bytes, sha256_file
 from clefq.store.predictions import PredictionsMeta, holds_something_else, write_predictions
 

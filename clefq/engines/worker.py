@@ -13,9 +13,9 @@ from typing import Any
 from clefq.console import Console
 from clefq.engines.base import EngineSpec
 from clefq.engines.child import answer_parent, run_child
-from clefq.engines.models import ModelRef
 from clefq.engines.predict import PredictJob, PredictSummary, predict_set
 from clefq.engines.select import python_for
+from clefq.names.models import ModelRef
 
 
 def job_to_json(job: PredictJob) -> dict[str, Any]:

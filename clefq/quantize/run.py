@@ -16,6 +16,8 @@ from clefq.clef.encoding import DEFAULT_MAX_LENGTH
 from clefq.clef.tensor_files import TensorInfo
 from clefq.console import Console
 from clefq.errors import AuditError, InputError, RecipeError
+from clefq.names.hub import verify_download
+from clefq.names.models import ModelRef, find_model
 from clefq.quantize import finish, preflight
 from clefq.quantize.audit import audit_checkpoint, summary
 from clefq.quantize.audit.report import AuditReport
@@ -34,7 +36,6 @@ from clefq.quantize.output import bytes_there, output_folder
 from clefq.quantize.plan import Plan, make_plan
 from clefq.quantize.quiet import quiet_libraries
 from clefq.quantize.recipes import Recipe, bundled_recipe, custom_recipe
-from clefq.quantize.source import Source, find_source, verify_download
 from clefq.quantize.stream import (
     Stream,
     default_device,
@@ -108,7 +109,7 @@ class Work:
     """
 
     spec: QuantizeSpec
-    source: Source
+    source: ModelRef
     checkpoint: Checkpoint
     tensors: Mapping[str, TensorInfo]
     recipe: Recipe
@@ -163,7 +164,7 @@ def quantize(spec: QuantizeSpec, out: Path, console: Console) -> Result:
 
 def prepare(spec: QuantizeSpec, console: Console) -> Work:
     """Opens the source, plans the recipe and encodes the calibration set; writes nothing."""
-    source = find_source(spec.model)
+    source = find_model(spec.model)
     checkpoint = open_checkpoint(source.folder)
     recipe = _recipe(spec, checkpoint)
     with quiet_libraries():

@@ -24,6 +24,8 @@ from typing import Any
 from clefq.clef.checkpoint import checkpoint_sha256
 from clefq.console import Console
 from clefq.errors import ClefqError, InputError
+from clefq.names.models import find_model
+from clefq.names.run import REPORT, Place, RunFolder
 from clefq.parity.rejudge import replicates_of
 from clefq.parity.report_files import SUMMARY_FILE
 from clefq.parity.report_html import index_html
@@ -31,13 +33,11 @@ from clefq.parity.report_json import check_document, read_parity
 from clefq.parity.report_summary import Sizes, summary_document
 from clefq.quantize.audit import audit_checkpoint
 from clefq.quantize.manifest import MANIFEST, read_manifest
-from clefq.quantize.source import find_source
-from clefq.release.evidence import AUDIT, RECIPE, REPORT, Place, disagreements, gather
+from clefq.release.evidence import AUDIT, RECIPE, disagreements, gather
 from clefq.release.hash_tree import HashTree, write_tree
 from clefq.release.media import MEDIA_FILE, count_media, write_media
 from clefq.release.speed import BENCH, bench_rows
 from clefq.store.atomic import read_json, sha256_file, write_json, write_text
-from clefq.store.run import RunFolder
 from clefq.store.set_manifest import read_manifest as read_set_manifest
 from clefq.store.sets import MANIFEST_FILE, RECORDS_FILE
 
@@ -253,7 +253,7 @@ def source_of(run: RunFolder, folder: Path) -> Path | None:
     if "/" not in str(source["model_id"]) or source["revision"] is None:
         return None
     with contextlib.suppress(ClefqError):  # no connection: the audit says that it did not compare
-        found = find_source(f"{source['model_id']}@{source['revision']}").folder
+        found = find_model(f"{source['model_id']}@{source['revision']}").folder
         return found if checkpoint_sha256(found) == source["sha256"] else None
     return None
 

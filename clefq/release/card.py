@@ -15,8 +15,8 @@ from typing import Any
 
 import jinja2
 
-from clefq.clef.hub import is_hub_id
 from clefq.errors import InputError
+from clefq.names.hub import is_hub_id
 from clefq.parity.report_format import (
     count,
     figure,

@@ -13,7 +13,8 @@ from typing import Any
 
 from clefq.clef.checkpoint import checkpoint_sha256, open_checkpoint, scheme_of
 from clefq.errors import InputError
-from clefq.parity.report_files import REPORT_FILE, SUMMARY_FILE
+from clefq.names.run import REPORT, Place, only_variant
+from clefq.parity.report_files import SUMMARY_FILE
 from clefq.parity.report_json import check_document, document_digest, read_parity
 from clefq.parity.verdict import ORDER
 from clefq.quantize.manifest import MANIFEST, Manifest, read_manifest
@@ -23,32 +24,12 @@ from clefq.release.speed import BenchRow, bench_rows
 from clefq.release.weights import Weights, open_weights
 from clefq.store import set_manifest
 from clefq.store.atomic import read_json, sha256_file
-from clefq.store.run import RunFolder
 from clefq.store.sets import MANIFEST_FILE
 
-EVIDENCE = "evidence"
-REPORT = REPORT_FILE
 AUDIT = "audit.json"
 PLUGIN = "vllm_plugin"
 RECIPE = "recipe.yaml"
 RELEASE_CODE = "joint_schema_model.py"
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a checkpoint's evidence lies.
-
-    Attributes:
-        variant: Its name in the reports.
-        model: Its folder.
-        root: Folder that holds `sets/`, `predictions/` and `report/`, or None.
-        reports: The `parity.json` files about it.
-    """
-
-    variant: str
-    model: Path
-    root: Path | None
-    reports: tuple[Path, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,79 +102,17 @@ class Evidence:
         return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
-def find_place(
-    folder: Path | None, variant: str | None, model: Path | None, reports: Sequence[Path]
-) -> Place:
-    """Finds a checkpoint and its reports.
+def loose_place(model: Path, variant: str | None, reports: Sequence[Path]) -> Place:
+    """A checkpoint outside of a run folder and the reports about it.
 
     Args:
-        folder: Run folder or published folder; None with `model`.
-        variant: Name of the variant, or None where there is only one.
-        model: A checkpoint folder outside of a run folder, or None.
-        reports: With `model`: report folders, or `parity.json` files.
+        model: The checkpoint's folder.
+        variant: Its name in the reports; None: its folder's, or the only one that they have.
+        reports: Report folders, or `parity.json` files.
 
     Raises:
-        InputError: Nothing there, nothing judged, or several variants and no name.
+        InputError: No report, or none about it.
     """
-    if model is not None:
-        return _loose_place(model, variant, reports)
-    root = Path.cwd() if folder is None else folder
-    if is_published(root):
-        return _published_place(root, variant)
-    run = find_run_folder(folder)
-    name = variant or _only(judged_variants(run), run.root)
-    if not run.model(name).is_dir():
-        raise InputError(
-            f"{run.root} has no checkpoint {name}.",
-            fix=f"there are: {', '.join(run.variants()) or 'none'}.",
-        )
-    found = tuple(sorted(run.root.glob(f"report/*/{name}/{REPORT}")))
-    if not found:
-        raise InputError(
-            f"{run.root} has no report about {name}.",
-            fix="judge it: clefq parity --baseline bf16",
-        )
-    return Place(name, run.model(name), run.root, found)
-
-
-def find_run_folder(folder: Path | None) -> RunFolder:
-    """The run folder given, or the current one.
-
-    Raises:
-        InputError: It is none.
-    """
-    try:
-        return RunFolder.find(folder)
-    except InputError as error:
-        raise InputError(
-            error.message, fix="give one (`clefq demo --out DIR` makes one), or change into it."
-        ) from error
-
-
-def is_published(folder: Path) -> bool:
-    """Whether a folder is one that `clefq bundle --publish` made."""
-    return (folder / "config.json").is_file() and (folder / EVIDENCE / "report").is_dir()
-
-
-def judged_variants(run: RunFolder) -> list[str]:
-    """Variants with a checkpoint and a report, sorted."""
-    judged = {path.parent.name for path in run.root.glob(f"report/*/*/{REPORT}")}
-    return sorted(judged & set(run.variants()))
-
-
-def _only(names: Sequence[str], where: Path) -> str:
-    if len(names) == 1:
-        return names[0]
-    if not names:
-        raise InputError(
-            f"{where} has no judged checkpoint.", fix="judge one: clefq parity --baseline bf16"
-        )
-    raise InputError(
-        f"{where} has several judged checkpoints: {', '.join(names)}.", fix="give --variant NAME."
-    )
-
-
-def _loose_place(model: Path, variant: str | None, reports: Sequence[Path]) -> Place:
     paths = []
     for report in reports:
         inside = [report] if report.is_file() else sorted(report.rglob(REPORT))
@@ -207,7 +126,7 @@ def _loose_place(model: Path, variant: str | None, reports: Sequence[Path]) -> P
     if name is None:
         known = sorted(set(named.values()))
         folder = model.resolve().name
-        name = folder if folder in known else _only(known, model)
+        name = folder if folder in known else only_variant(known, model)
     chosen = tuple(path for path in paths if named[path] == name)
     if not chosen:
         raise InputError(f"no report given is about {name}.", fix="check --variant and --report.")
@@ -219,13 +138,6 @@ def _root_of(report: Path) -> Path | None:
     parents = report.resolve().parents
     root = parents[3] if len(parents) > 3 else None
     return root if root is not None and (root / "predictions").is_dir() else None
-
-
-def _published_place(folder: Path, variant: str | None) -> Place:
-    root = folder / EVIDENCE
-    found = tuple(sorted(root.glob(f"report/*/{variant or '*'}/{REPORT}")))
-    name = variant or _only(sorted({path.parent.name for path in found}), folder)
-    return Place(name, folder, root, found)
 
 
 def gather(place: Place) -> Evidence:

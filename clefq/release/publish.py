@@ -14,26 +14,18 @@ import yaml
 
 from clefq.console import Console
 from clefq.errors import AuditError, InputError
+from clefq.names.run import EVIDENCE, RunFolder, find_place
 from clefq.parity.rejudge import slice_order
 from clefq.parity.report_files import write_breakdown
 from clefq.quantize.finish import hash_files
 from clefq.release.bundle import BundleJob, pack_evidence
 from clefq.release.card import CardOptions, make_card
 from clefq.release.card_text import WrittenCard, card_text, compare, read_card, updated_text
-from clefq.release.evidence import (
-    AUDIT,
-    EVIDENCE,
-    PLUGIN,
-    RELEASE_CODE,
-    Evidence,
-    find_place,
-    gather,
-)
+from clefq.release.evidence import AUDIT, PLUGIN, RELEASE_CODE, Evidence, gather
 from clefq.release.hash_tree import HashTree
 from clefq.release.linking import place
 from clefq.release.vendor import write_plugin
 from clefq.store.atomic import atomic_folder, read_json, write_text
-from clefq.store.run import RunFolder
 
 CARD = "README.md"
 OVERRIDES = ("audit", "card")
@@ -113,7 +105,7 @@ def publish(job: PublishJob, console: Console) -> Published:
         InputError: The evidence contradicts itself, the card at the checkpoint is not that of the
             evidence and `card` is not among the overrides, or `out` is there.
     """
-    found = gather(find_place(job.run.root, job.variant, None, ()))
+    found = gather(find_place(job.run.root, job.variant))
     old = _old_card(job, found)
     with atomic_folder(job.out) as partial:
         methods = _place_checkpoint(found.place.model, partial, console)
@@ -230,7 +222,7 @@ def _write_definitions(partial: Path) -> None:
 
 
 def _write_card(job: PublishJob, partial: Path, old: WrittenCard | None) -> None:
-    found = gather(find_place(partial, job.variant, None, ()))
+    found = gather(find_place(partial, job.variant))
     options = _options(job, old)
     card = make_card(found, options)
     if old is None:
@@ -242,7 +234,7 @@ def _write_card(job: PublishJob, partial: Path, old: WrittenCard | None) -> None
 
 
 def _stale_faults(job: PublishJob, old: WrittenCard) -> list[str]:
-    found = gather(find_place(job.run.root, job.variant, None, ()))
+    found = gather(find_place(job.run.root, job.variant))
     return compare(old, make_card(found, old.options))
 
 

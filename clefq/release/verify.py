@@ -16,6 +16,7 @@ from typing import Any
 from clefq import __version__
 from clefq.console import Console
 from clefq.errors import ClefqError, InputError
+from clefq.names.run import REPORT
 from clefq.parity.compare import CandidateReport
 from clefq.parity.flips import flips_frame
 from clefq.parity.rejudge import judge_again
@@ -35,7 +36,7 @@ from clefq.quantize.finish import identity
 from clefq.quantize.manifest import MANIFEST, Manifest, read_manifest
 from clefq.release.archive import unpacked
 from clefq.release.bundle import CONFIG, gates_name, sides_of, summary_of
-from clefq.release.evidence import AUDIT, RECIPE, REPORT
+from clefq.release.evidence import AUDIT, RECIPE
 from clefq.release.hash_tree import TREE, HashTree, read_tree, tree_faults
 from clefq.release.media import media_of
 from clefq.store.atomic import compact_json, read_json, sha256_bytes, sha256_file

@@ -12,13 +12,14 @@ import yaml
 from clefq import __version__
 from clefq.console import Console
 from clefq.errors import ClefqError
+from clefq.names.run import EVIDENCE, find_place
 from clefq.quantize.audit import audit_checkpoint
 from clefq.quantize.finish import LOADED, hash_files, served_files
 from clefq.quantize.manifest import MANIFEST
 from clefq.release.bundle import CONFIG
 from clefq.release.card import make_card
 from clefq.release.card_text import compare, read_card
-from clefq.release.evidence import EVIDENCE, PLUGIN, Evidence, disagreements, find_place, gather
+from clefq.release.evidence import PLUGIN, Evidence, disagreements, gather
 from clefq.release.publish import CARD, write_metrics
 from clefq.release.vendor import write_plugin
 from clefq.release.verify import Verified, verify
@@ -38,7 +39,7 @@ def verify_published(folder: Path, root: str | None, console: Console) -> Verifi
     if found.faults:
         return found
     try:
-        evidence = gather(find_place(folder, None, None, ()))
+        evidence = gather(find_place(folder, None))
         found.faults += disagreements(evidence)
         found.faults += _file_faults(folder, evidence)
         found.faults += _audit_faults(folder, evidence)

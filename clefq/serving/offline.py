@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from clefq.clef.answers import answer
 from clefq.clef.checkpoint import open_checkpoint
 from clefq.clef.encoding import EncodeSpec
-from clefq.clef.hub import resolve_model
 from clefq.clef.records import Record, parse_record
 from clefq.errors import InputError, RecordError
+from clefq.names.hub import resolve_model
 from clefq.serving.layout import LayoutError, split_flat
 from clefq.serving.media import load_image
 from clefq.serving.probabilities import as_released, exact

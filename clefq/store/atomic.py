@@ -22,6 +22,7 @@ from typing import Any
 from clefq.errors import InputError
 
 _BLOCK = 1 << 20
+_LONGEST = 200  # bytes; file systems allow 255, and names beside it are a little longer
 
 
 def partial_path(path: Path) -> Path:
@@ -213,3 +214,9 @@ def sha256_file(path: Path) -> str:
 def sha256_bytes(data: bytes) -> str:
     """SHA-256 of bytes, as 64 hex digits."""
     return hashlib.sha256(data).hexdigest()
+
+
+def can_name_folder(name: str) -> bool:
+    """Whether a set may have this name: one plain folder name, visible, on every system."""
+    plain = name.isprintable() and not any(c in name for c in '/\\:*?"<>|')
+    return plain and 0 < len(name.encode()) <= _LONGEST and not name.startswith(".")

@@ -21,9 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from clefq.errors import PredictionsError
-from clefq.store.atomic import atomic_file, disk_error
+from clefq.store.atomic import atomic_file, can_name_folder, disk_error
 from clefq.store.list_columns import ListColumn, list_column
-from clefq.store.run import can_name_folder
 from clefq.store.strict import read_strict
 
 SCHEMA_VERSION = 1

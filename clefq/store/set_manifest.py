@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from clefq.clef.records import Record
 from clefq.errors import InputError
-from clefq.store.atomic import read_json
-from clefq.store.run import can_name_folder
+from clefq.store.atomic import can_name_folder, read_json
 from clefq.store.strict import read_strict
 
 SCHEMA_VERSION = 1

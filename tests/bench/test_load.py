@@ -18,9 +18,9 @@ from clefq.clef.answers import answer
 from clefq.clef.records import Record
 from clefq.console import Console
 from clefq.engines.base import EngineSpec
-from clefq.engines.models import served_model
 from clefq.engines.predict import PredictJob, predict_set
 from clefq.errors import ClefqError, InputError
+from clefq.names.models import served_model
 from clefq.store.sets import SetDraft, open_set, write_set
 from tests.bench.fake import Fake, serving, truth
 

@@ -12,12 +12,12 @@ import pytest
 from clefq import __version__
 from clefq.ci.cache import Runtime, find_runtime, is_current, job_key, prediction_key
 from clefq.ci.job import Running
-from clefq.ci.models import Side, check_apart, identify
 from clefq.ci.spec import GateJob
 from clefq.ci.summary import MAX_SUMMARY, append_summary
-from clefq.clef.hub import find_commit
 from clefq.console import Console
 from clefq.errors import CheckpointError, InputError
+from clefq.names.hub import find_commit
+from clefq.names.models import Side, check_apart, identify
 from clefq.nano.build import WEIGHTS
 from clefq.store.predictions import read_meta
 from clefq.store.sets import open_set

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from clefq.ci.models import identify
 from clefq.ci.quantizing import make_candidate
 from clefq.ci.spec import Recipe
 from clefq.cli.main import run
 from clefq.console import Console
 from clefq.errors import InputError
+from clefq.names.models import identify
 from clefq.nano.build import SETS, WEIGHTS
 from tests.ci.conftest import ROOT
 from tests.parity.synthetic import Dial, make_world, predictions, write

@@ -22,9 +22,9 @@ from clefq.engines import http_client
 from clefq.engines.base import EngineSpec, RecordResult
 from clefq.engines.http_answers import AnswerError, read_answers, settle
 from clefq.engines.http_engine import HttpEngine
-from clefq.engines.models import served_model
 from clefq.engines.predict import PredictJob, predict_set
 from clefq.errors import ClefqError, InputError
+from clefq.names.models import served_model
 from clefq.store.predictions import read_predictions
 from clefq.store.sets import open_set
 

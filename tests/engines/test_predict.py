@@ -22,10 +22,10 @@ from clefq.clef.records import Record
 from clefq.console import Console
 from clefq.engines.base import EngineInfo, EngineSpec, RecordResult
 from clefq.engines.journal import journal_path
-from clefq.engines.models import ModelRef
 from clefq.engines.predict import PredictJob, predict_set
 from clefq.engines.transformers_engine import TransformersEngine
 from clefq.errors import ClefqError, InputError
+from clefq.names.models import ModelRef
 from clefq.store.predictions import Predictions, read_predictions
 from clefq.store.sets import open_set
 

@@ -10,8 +10,8 @@ import pytest
 
 from clefq.console import Console
 from clefq.errors import CheckpointError
+from clefq.names.models import find_model
 from clefq.quantize.run import QuantizeSpec, quantize
-from clefq.quantize.source import find_source
 
 COMMIT = "17f0b0ad" + "0" * 32
 
@@ -34,7 +34,7 @@ def cache(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 @pytest.mark.parametrize("revision", [COMMIT, COMMIT[:8]])
 def test_a_cached_commit_needs_no_connection(cache: Path, revision: str, tmp_path: Path) -> None:
-    found = find_source(f"org/clef@{revision}")
+    found = find_model(f"org/clef@{revision}")
     assert (found.folder, found.model_id, found.revision) == (cache, "org/clef", COMMIT)
     spec = QuantizeSpec(f"org/clef@{revision}", "fp8")
     result = quantize(spec, tmp_path / "out", Console(quiet=True))
@@ -52,5 +52,5 @@ def test_a_damaged_download_is_noticed(cache: Path, tmp_path: Path) -> None:
 
 def test_neither_folder_nor_hub_id(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="neither a checkpoint folder nor a hub id"):
-        find_source(str(tmp_path / "nothing here"))
-    assert find_source(str(tmp_path)).revision is None
+        find_model(str(tmp_path / "nothing here"))
+    assert find_model(str(tmp_path)).revision is None

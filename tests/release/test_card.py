@@ -13,18 +13,19 @@ import pytest
 import yaml
 
 from clefq.errors import InputError
+from clefq.names.run import find_place
 from clefq.parity.report_format import figure
 from clefq.parity.report_json import signed
 from clefq.release.card import CardOptions, make_card
 from clefq.release.card_text import card_text, compare, read_card
 from clefq.release.caveats import caveats
-from clefq.release.evidence import Evidence, find_place, gather
+from clefq.release.evidence import Evidence, gather
 from clefq.store.atomic import write_json
 from tests.release.conftest import EVAL, Clefq, Drift, write_answers
 
 
 def of(root: Path, variant: str) -> Evidence:
-    return gather(find_place(root, variant, None, ()))
+    return gather(find_place(root, variant))
 
 
 def edited(found: Evidence, **changes: Any) -> Evidence:

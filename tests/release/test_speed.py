@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clefq.release.evidence import find_place, gather
+from clefq.names.run import find_place
+from clefq.release.evidence import gather
 from clefq.store.atomic import write_json
 from tests.release.conftest import Clefq
 
@@ -40,7 +41,7 @@ def bench(path: Path, nbytes: int, kernels: str = "real") -> Path:
 
 
 def test_throughput_from_a_bench_file(run_folder: Path, clefq: Clefq, tmp_path: Path) -> None:
-    size = gather(find_place(run_folder, "fp8", None, ())).nbytes
+    size = gather(find_place(run_folder, "fp8")).nbytes
     arguments = ("card", run_folder, "--variant", "fp8", "--quiet")
     assert clefq(*arguments, "--bench", bench(tmp_path / "h200.json", size)) == 0
     text = (run_folder / "models" / "fp8" / "README.md").read_text("utf-8")

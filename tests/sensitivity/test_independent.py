@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from clefq.clef.records import Record
 from clefq.console import Console
 from clefq.engines.base import RecordResult
-from clefq.engines.models import ModelRef
 from clefq.engines.predict import PredictJob, predict_set
 from clefq.engines.transformers_engine import TransformersEngine
+from clefq.names.models import ModelRef
 from clefq.parity.compare import judge_candidate
 from clefq.parity.pairs import join
 from clefq.parity.run import load_spec

@@ -49,7 +49,7 @@ class SystemOneEndpoint:
             return
         from prometheus_client import REGISTRY
 
-        from clefq.clef.hub import resolve_model
+        from clefq.names.hub import resolve_model
         from clefq.serving.http.observation import access_log_to
         from clefq.serving.http.routes import STATE_KEY
         from clefq.serving.http.service import Service

@@ -14,9 +14,9 @@ from clefq.cli.comparison import Request
 from clefq.console import Console
 from clefq.engines.predict import PredictJob
 from clefq.errors import InputError, PredictionsError
+from clefq.names.run import RunFolder
 from clefq.nano.build import WEIGHTS
 from clefq.quantize.manifest import Manifest
-from clefq.store.run import RunFolder
 from tests.cli.parity.conftest import Clefq
 from tests.cli.parity.test_gate_life import bound_run as bound_run
 from tests.cli.parity.test_gate_life import freeze
@@ -233,7 +233,7 @@ def test_two_folders_of_one_name_are_told_apart(
     # predictions of one must not be taken for those of the other, whatever their age
     sums = {"one": "1" * 64, "two": "2" * 64}
     monkeypatch.setattr(
-        "clefq.clef.checkpoint.checkpoint_sha256", lambda folder: sums[folder.parent.name]
+        "clefq.names.predictions.checkpoint_sha256", lambda folder: sums[folder.parent.name]
     )
     (found,) = comparison.plan(ask("bf16", two, sets=("synthetic",)), run)
     made = predictions(world, "model", eval_set_sha256=manifest_sha(bound_run))
@@ -243,7 +243,7 @@ def test_two_folders_of_one_name_are_told_apart(
 
 
 def manifest_sha(folder: Path) -> str:
-    from clefq.cli.slots import manifest_of
+    from clefq.names.run import manifest_of
 
     return manifest_of(folder / "sets" / "synthetic").sha256
 
@@ -254,7 +254,7 @@ def test_hub_ids_use_the_predictions_that_are_here_and_download_nothing(
     def download(model: str) -> Path:
         raise AssertionError(f"{model} was resolved")
 
-    monkeypatch.setattr("clefq.engines.models.resolve_model", download)
+    monkeypatch.setattr("clefq.names.models.resolve_model", download)
     made = predictions(
         world, "clef", eval_set_sha256=manifest_sha(bound_run), model_id="org/clef",
         model_revision="abc123",
@@ -287,7 +287,9 @@ def test_predictions_of_a_replaced_checkpoint_are_refused(
     weights.write_bytes(b"other")
     os.utime(weights, (1e9, 1e9))  # an older build, moved into its place
     sums = {"fp8": meta("fp8").model_sha256}
-    monkeypatch.setattr("clefq.clef.checkpoint.checkpoint_sha256", lambda folder: sums[folder.name])
+    monkeypatch.setattr(
+        "clefq.names.predictions.checkpoint_sha256", lambda folder: sums[folder.name]
+    )
     assert clefq("parity", "--baseline", "bf16", "--candidate", "fp8") == 0
     sums["fp8"] = "e" * 64
     assert clefq("parity", "--baseline", "bf16", "--candidate", "fp8") == 2

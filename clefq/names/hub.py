@@ -1,9 +1,9 @@
-"""Finds a model: a folder, or a hub id with an optional revision."""
+"""Hub ids: `org/name` with an optional `@revision`, their commits and their local copies."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,6 +12,8 @@ from clefq.store.atomic import disk_error
 
 _HUB_ID = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[\w./-]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_SHORT_COMMIT = re.compile(r"[0-9a-f]{7,40}")
+_BLOB = re.compile(r"[0-9a-f]{64}")
 
 
 def split_model(model: str) -> tuple[str, str | None]:
@@ -65,6 +67,20 @@ def resolve_model(model: str) -> Path:
     return _download(repo, revision)
 
 
+def cached_snapshot(repo: str, revision: str | None) -> Path | None:
+    """The cached snapshot of a commit, which may be shortened, or None.
+
+    A commit never changes, so no connection is needed.
+    """
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    if revision is None or _SHORT_COMMIT.fullmatch(revision) is None:
+        return None
+    snapshots = Path(HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}" / "snapshots"
+    found = [path for path in snapshots.glob(f"{revision}*") if (path / "config.json").exists()]
+    return found[0] if len(found) == 1 else None
+
+
 def find_commit(model: str) -> str:
     """The commit that a hub id means; nothing is downloaded.
 
@@ -91,6 +107,30 @@ def find_commit(model: str) -> str:
     if commit is None or not is_commit(commit):
         raise CheckpointError(f"the hub names no commit for {model}.", fix="give one: @COMMIT.")
     return commit
+
+
+def verify_download(folder: Path, files: Mapping[str, str]) -> None:
+    """Compares a hub snapshot's files with the hashes that the hub gave them.
+
+    The cache names a large file's blob after its SHA-256.
+
+    Args:
+        folder: The snapshot.
+        files: Relative path to SHA-256 of the bytes on disk.
+
+    Raises:
+        CheckpointError: A file is not what the hub announced.
+    """
+    for name, digest in files.items():
+        path = folder / name
+        if not path.is_symlink():
+            continue
+        announced = path.readlink().name
+        if _BLOB.fullmatch(announced) and announced != digest:
+            raise CheckpointError(
+                f"{path} is damaged: its hash is not the one on the hub.",
+                fix=f"remove {path.resolve()} and run it again.",
+            )
 
 
 def _download(repo: str, revision: str | None) -> Path:

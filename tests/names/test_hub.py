@@ -9,8 +9,8 @@ import huggingface_hub
 import pytest
 from huggingface_hub import errors
 
-from clefq.clef.hub import resolve_model, split_model
 from clefq.errors import CheckpointError, InputError
+from clefq.names.hub import resolve_model, split_model
 
 REQUEST = httpx.Request("GET", "https://hub.invalid/x")
 RESPONSE = httpx.Response(404, request=REQUEST)

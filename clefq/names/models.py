@@ -1,9 +1,4 @@
-"""The two models of a job, and who they are.
-
-A model is a checkpoint folder, a hub id, or a predictions file that was made elsewhere. A hub id
-is pinned to its commit before anything is downloaded, so that a cached prediction of it costs no
-download.
-"""
+"""What a model's name means: a folder, a variant of the run folder, `nano`, or a hub id."""
 
 from __future__ import annotations
 
@@ -13,19 +8,93 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clefq.clef.checkpoint import checkpoint_sha256
-from clefq.clef.hub import find_commit, split_model
 from clefq.clef.images import PROCESSOR_FILES
-from clefq.engines.models import ModelRef, find_model
-from clefq.errors import InputError
+from clefq.errors import CheckpointError, InputError
+from clefq.names.hub import (
+    cached_snapshot,
+    find_commit,
+    resolve_model,
+    snapshot_commit,
+    split_model,
+)
+from clefq.names.run import RunFolder
 from clefq.store.atomic import compact_json, sha256_bytes, sha256_file
-from clefq.store.predictions import read_meta
 
+NANO = "nano"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 
 @dataclass(frozen=True, slots=True)
+class ModelRef:
+    """A model on this machine.
+
+    Attributes:
+        folder: Its checkpoint folder.
+        model_id: Folder name, or hub id.
+        revision: Hub commit, or None for a local folder.
+        variant: Name for the run folder.
+    """
+
+    folder: Path
+    model_id: str
+    revision: str | None
+    variant: str
+
+
+def find_model(name: str, run: RunFolder | None = None) -> ModelRef:
+    """Finds a model, downloading it where `name` is a hub id.
+
+    Args:
+        name: A folder, a variant of `run`, `nano`, or `owner/name` with an optional `@revision`
+            (a commit may be shortened).
+        run: The run folder, if there is one.
+
+    Raises:
+        CheckpointError: None of these, or the hub does not have it.
+    """
+    here = find_here(name, run)
+    if here is not None:
+        return here
+    if run is not None and "/" not in name:
+        known = ", ".join(run.variants()) or "none"
+        raise CheckpointError(
+            f"no folder {name}, and no such variant in {run.root / 'models'} (there: {known}).",
+            fix="give a checkpoint folder, a variant, or a hub id org/name.",
+        )
+    hub_id, revision = split_model(name)
+    snapshot = cached_snapshot(hub_id, revision)
+    if snapshot is None:
+        snapshot = resolve_model(name)
+    commit = snapshot_commit(snapshot, revision)
+    return ModelRef(snapshot, hub_id, commit, hub_id.rpartition("/")[2])
+
+
+def find_here(name: str, run: RunFolder | None = None) -> ModelRef | None:
+    """The model of a name that is no hub id, or None; nothing is downloaded.
+
+    `nano` is the bundled one unless there is another so called.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        leaf = folder.resolve().name
+        return ModelRef(folder, leaf, None, leaf)
+    if run is not None and name in run.variants():
+        return ModelRef(run.model(name), name, None, name)
+    if name == NANO:
+        from clefq.nano.build import WEIGHTS
+
+        return ModelRef(WEIGHTS, NANO, None, NANO)
+    return None
+
+
+def served_model(name: str) -> ModelRef:
+    """A model that a server knows by `name`; it has no folder here."""
+    return ModelRef(Path(), name, None, name.rpartition("/")[2])
+
+
+@dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two models.
+    """Who a model is, whether it is here or not.
 
     Attributes:
         variant: Its name in the report.
@@ -71,6 +140,8 @@ def identify(name: str, variant: str | None) -> Side:
     """
     path = Path(name).expanduser()
     if path.is_file() or name.endswith(".parquet"):
+        from clefq.store.predictions import read_meta
+
         meta = read_meta(path)
         return Side(meta.variant, name, meta.model_id, predictions=path)
     if path.is_dir():

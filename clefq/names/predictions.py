@@ -9,18 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from clefq.clef.checkpoint import checkpoint_sha256, checkpoint_touched
 from clefq.errors import InputError
+from clefq.names.hub import split_model
+from clefq.names.models import find_here, find_model
+from clefq.names.run import RunFolder, manifest_of
 from clefq.store.predictions import PredictionsMeta, read_meta
-from clefq.store.run import RunFolder
-
-if TYPE_CHECKING:
-    from clefq.store.sets import SetManifest
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class PredictionsRef:
     """One model on one set.
 
     Attributes:
@@ -38,19 +37,14 @@ class Slot:
     in_run: bool = False
 
 
-def manifest_of(set_path: Path) -> SetManifest:
-    """A set's manifest; quick, as its records are not hashed."""
-    from clefq.store.sets import MANIFEST_FILE, read_manifest
-
-    return read_manifest(set_path / MANIFEST_FILE)
-
-
 def is_predictions(name: str) -> bool:
     """Whether a name means a predictions file."""
     return name.endswith(".parquet") or Path(name).is_file()
 
 
-def find_slot(name: str, set_name: str, set_path: Path | None, run: RunFolder | None) -> Slot:
+def find_predictions(
+    name: str, set_name: str, set_path: Path | None, run: RunFolder | None
+) -> PredictionsRef:
     """What a name means on one set.
 
     Args:
@@ -63,91 +57,86 @@ def find_slot(name: str, set_name: str, set_path: Path | None, run: RunFolder | 
         InputError: It means nothing here, or has no predictions and cannot get any.
     """
     if is_predictions(name):
-        return Slot(read_meta(Path(name)).variant, Path(name), None)
-    slot = _model_slot(name, set_name, run)
-    if set_path is None and not slot.path.is_file():
+        return PredictionsRef(read_meta(Path(name)).variant, Path(name), None)
+    ref = _of_model(name, set_name, run)
+    if set_path is None and not ref.path.is_file():
         raise InputError(
             f"{name} has no predictions on {set_name}, and the set is not here to make them.",
             fix="give --eval SET.",
         )
-    return slot
+    return ref
 
 
-def _model_slot(name: str, set_name: str, run: RunFolder | None) -> Slot:
-    from clefq.clef.hub import split_model
-    from clefq.engines.models import find_here, find_model
-
+def _of_model(name: str, set_name: str, run: RunFolder | None) -> PredictionsRef:
     home = run if run is not None else RunFolder(Path.cwd())
     if "/" not in name and run is not None:
         own = run.model(name) if run.model(name).is_dir() else None
         if own is not None or run.predictions(set_name, name).is_file():
-            return Slot(name, run.predictions(set_name, name), name, own, in_run=True)
+            return PredictionsRef(name, run.predictions(set_name, name), name, own, in_run=True)
     here = find_here(name)
     if here is not None:
-        return Slot(here.variant, home.predictions(set_name, here.variant), name, here.folder)
+        return PredictionsRef(
+            here.variant, home.predictions(set_name, here.variant), name, here.folder
+        )
     if "/" not in name:
         find_model(name, home)  # says what is wrong, and what there is
     variant = split_model(name)[0].rpartition("/")[2]
-    return Slot(variant, home.predictions(set_name, variant), name)
+    return PredictionsRef(variant, home.predictions(set_name, variant), name)
 
 
-def check_file(slot: Slot, set_path: Path | None) -> PredictionsMeta:
+def check_file(ref: PredictionsRef, set_path: Path | None) -> PredictionsMeta:
     """The provenance of a file that is there, after checks that it is still the right one.
 
     Raises:
         InputError: It was made on another state of the set, or with another model.
     """
-    meta = read_meta(slot.path)
-    if slot.model is not None and meta.variant != slot.variant:
+    meta = read_meta(ref.path)
+    if ref.model is not None and meta.variant != ref.variant:
         raise InputError(
-            f"{slot.path} holds the predictions of {meta.variant}, not of {slot.variant}.",
+            f"{ref.path} holds the predictions of {meta.variant}, not of {ref.variant}.",
             fix="name the file after its variant, or predict again with `clefq predict`.",
         )
     if set_path is not None:
         current = manifest_of(set_path).sha256
         if meta.eval_set_sha256 != current:
             raise InputError(
-                f"{slot.path} was made on another set than {set_path} "
+                f"{ref.path} was made on another set than {set_path} "
                 f"({meta.eval_set_sha256[:12]}, now {current[:12]}).",
                 fix="predict again on this set (`clefq predict`), or give the right --eval.",
             )
-    if slot.folder is not None:
-        _check_folder(slot, slot.folder, meta)
-    elif slot.model is not None and "/" in slot.model:
-        _check_hub_id(slot, slot.model, meta)
+    if ref.folder is not None:
+        _check_folder(ref, ref.folder, meta)
+    elif ref.model is not None and "/" in ref.model:
+        _check_hub_id(ref, ref.model, meta)
     return meta
 
 
-def _check_folder(slot: Slot, folder: Path, meta: PredictionsMeta) -> None:
+def _check_folder(ref: PredictionsRef, folder: Path, meta: PredictionsMeta) -> None:
     """Compares hashes; a variant's only where it was touched after its predictions were made.
 
     Hashing takes a minute for a large model, so an untouched run folder is taken at its word.
     """
     if meta.model_sha256 is None:
         return
-    from clefq.clef.checkpoint import checkpoint_sha256, checkpoint_touched
-
-    if slot.in_run:
+    if ref.in_run:
         touched = checkpoint_touched(folder)
         if touched is None or touched <= datetime.fromisoformat(meta.created_at).timestamp():
             return
 
     if checkpoint_sha256(folder) != meta.model_sha256:
-        raise _other_model(slot, f"another checkpoint than the one now in {folder}")
+        raise _other_model(ref, f"another checkpoint than the one now in {folder}")
 
 
-def _check_hub_id(slot: Slot, model: str, meta: PredictionsMeta) -> None:
-    from clefq.clef.hub import split_model
-
+def _check_hub_id(ref: PredictionsRef, model: str, meta: PredictionsMeta) -> None:
     hub_id, revision = split_model(model)
     if meta.model_id != hub_id:
-        raise _other_model(slot, f"{meta.model_id}, not with {hub_id}")
+        raise _other_model(ref, f"{meta.model_id}, not with {hub_id}")
     if revision is not None and not (meta.model_revision or "").startswith(revision):
-        raise _other_model(slot, f"revision {meta.model_revision}, not with {revision}")
+        raise _other_model(ref, f"revision {meta.model_revision}, not with {revision}")
 
 
-def _other_model(slot: Slot, what: str) -> InputError:
+def _other_model(ref: PredictionsRef, what: str) -> InputError:
     return InputError(
-        f"{slot.path} was made with {what}.",
+        f"{ref.path} was made with {what}.",
         fix="move it away, or predict this model with another --variant NAME.",
     )

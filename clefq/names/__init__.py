@@ -1,0 +1,1 @@
+"""What names mean: run folders, variants, sets, hub ids and predictions files."""
