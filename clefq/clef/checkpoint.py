@@ -9,8 +9,8 @@ from typing import Any
 
 from clefq.clef.backbone import TEXT, missing_modules
 from clefq.clef.config_match import quantization_of
+from clefq.clef.formats import scheme_from_config
 from clefq.clef.head_config import HEAD_CONFIG_FILE, HEAD_FILE, HeadConfig, head_folder
-from clefq.clef.scheme import scheme_from_config
 from clefq.clef.tensor_files import (
     FLOAT_DTYPES,
     TensorInfo,
@@ -27,7 +27,6 @@ ARCHITECTURE = "Qwen3_5ForConditionalGeneration"
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 MANIFEST_FILE = "clefq.json"
-SCHEMES = ("bf16", "fp8", "nvfp4", "nvfp4a16", "nvfp4-mlp", "mixed", "mixed-a16", "unknown")
 
 LM_HEAD = "lm_head.weight"
 EMBEDDING = f"{TEXT}.embed_tokens.weight"
@@ -173,7 +172,7 @@ def _visible(folder: Path, wanted: Callable[[Path], bool]) -> Iterator[tuple[str
 
 
 def scheme_of(checkpoint: Checkpoint) -> str:
-    """Quantization scheme, one of `SCHEMES`.
+    """Quantization scheme, a key of `clefq.clef.formats.SCHEMES`.
 
     Read off the quantization config and the tensors that are in fact quantized: `clefq.json` may
     lie beside weights that it does not belong to.

@@ -10,8 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-NVFP4 = "nvfp4-pack-quantized"
-FP8 = ("float-quantized", "naive-quantized")
+from clefq.clef.formats import PACKED_FP4, PLAIN_FP8, arithmetic_name, suffixes_of
+
+NVFP4 = PACKED_FP4.names[0]
+FP8 = PLAIN_FP8.names
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +43,15 @@ class Scheme:
     @property
     def arithmetic(self) -> str:
         """`w4a16` and so on."""
-        return f"w{self.bits}a{16 if self.activations is None else self.activations[0]}"
+        inputs = None if self.activations is None else self.activations[0]
+        return arithmetic_name(self.bits, inputs)
 
     @property
     def suffixes(self) -> tuple[str, ...]:
         """Names of the tensors that a module of this scheme has, below the module's name."""
-        if self.format == NVFP4:
-            names = ("weight_packed", "weight_scale", "weight_global_scale")
-            return (*names, "input_global_scale") if self._static_input else names
-        return (
-            ("weight", "weight_scale", "input_scale")
-            if self._static_input
-            else (
-                "weight",
-                "weight_scale",
-            )
-        )
+        storage = PACKED_FP4 if self.format == NVFP4 else PLAIN_FP8
+        names = suffixes_of(storage)
+        return (*names, storage.static_input) if self._static_input else names
 
     @property
     def _static_input(self) -> bool:

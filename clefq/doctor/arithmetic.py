@@ -2,47 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
+from clefq.clef.formats import BF16, RECIPE_FORMATS, Platform
 from clefq.doctor.facts import Facts, Gpu
 
-Platform = Literal["blackwell", "hopper", "older", "cpu"]
-
-SCHEMES = ("bf16", "fp8", "nvfp4a16", "nvfp4")
-# Under vLLM, in the words of the table in docs/serve.md (a test compares them).
-ARITHMETIC: dict[Platform, dict[str, str]] = {
-    "blackwell": {
-        "bf16": "bf16, real",
-        "fp8": "w8a8, real",
-        "nvfp4a16": "w4a16, real",
-        "nvfp4": "w4a4, real",
-    },
-    "hopper": {
-        "bf16": "bf16, real",
-        "fp8": "w8a8, real",
-        "nvfp4a16": "w4a16, real (Marlin)",
-        "nvfp4": "w4a16, real (Marlin: activations stay BF16)",
-    },
-    "cpu": {
-        "bf16": "bf16, real",
-        "fp8": "w8a8, real",
-        "nvfp4a16": "w4a16, simulated",
-        "nvfp4": "w4a4, simulated",
-    },
-    "older": {
-        "bf16": "bf16, real",
-        "fp8": "refused (BF16 activations: not the scheme under test)",
-        "nvfp4a16": "not tried on this GPU",
-        "nvfp4": "not tried on this GPU",
-    },
-}
-# The transformers engine computes quantized arithmetic in the model's dtype, everywhere.
-TRANSFORMERS: dict[str, str] = {
-    "bf16": "bf16, real",
-    "fp8": "w8a8, simulated",
-    "nvfp4a16": "w4a16, simulated",
-    "nvfp4": "w4a4, simulated",
-}
+SCHEMES = (BF16, *RECIPE_FORMATS)
+_REAL = "bf16, real"
 NATIVE: dict[Platform, str] = {
     "blackwell": "FP4 (W4A4) and FP8 native",
     "hopper": "FP8 native; NVFP4 weight-only through Marlin, recorded as w4a16",
@@ -75,9 +39,19 @@ def kind_of(gpu: Gpu) -> Platform:
 
 
 def arithmetic(facts: Facts) -> dict[str, dict[str, str]]:
-    """Scheme to engine to what runs: arithmetic as executed, real or simulated."""
-    vllm = ARITHMETIC[platform_of(facts)]
-    return {name: {"vllm": vllm[name], "transformers": TRANSFORMERS[name]} for name in SCHEMES}
+    """Scheme to engine to what runs: arithmetic as executed, real or simulated.
+
+    Under vLLM in the words of the table in docs/serve.md (a test compares them). The transformers
+    engine computes quantized arithmetic in the model's dtype, everywhere.
+    """
+    platform = platform_of(facts)
+    return {
+        BF16: {"vllm": _REAL, "transformers": _REAL},
+        **{
+            name: {"vllm": row.runs[platform], "transformers": f"{row.arithmetic}, simulated"}
+            for name, row in RECIPE_FORMATS.items()
+        },
+    }
 
 
 def where_real(facts: Facts) -> str:

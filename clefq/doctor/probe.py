@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from clefq import __version__
+from clefq.clef.formats import RECIPE_FORMATS
 from clefq.doctor.facts import Environment, Facts, Gpu, Hub, Model, SchemeNeeds
 from clefq.errors import ClefqError
 
 _TIMEOUT = 120.0  # seconds; the first import of torch from a cold, busy disk takes long
-_SCHEMES = ("fp8", "nvfp4a16", "nvfp4")
 
 
 def probe(model: str | None, *, online: bool) -> Facts:
@@ -277,7 +277,7 @@ def needs_of_schemes(folder: Path) -> list[SchemeNeeds]:
     layers = len(layer_types(open_checkpoint(folder).text_config))
     tensors = open_tensors(folder)
     found = []
-    for scheme in _SCHEMES:
+    for scheme in RECIPE_FORMATS:
         with quiet_libraries():
             plan = make_plan(folder, bundled_recipe(scheme, layers, None))
         method = "stream" if plan.data_free_reason is None else "oneshot"

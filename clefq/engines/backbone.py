@@ -8,8 +8,10 @@ missing or left over is an error.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from clefq.clef.checkpoint import LM_HEAD
-from clefq.engines.base import Arithmetic
-from clefq.engines.quantized import LayerKind, arithmetic_of, find_layers, read_layer, served_scales
+from clefq.clef.formats import FORMATS, Arithmetic
+from clefq.engines.quantized import arithmetic_of, find_layers, read_layer, served_scales
 from clefq.engines.simulation import InputMemo, QuantizedLinear
 from clefq.errors import CheckpointError
 
@@ -190,14 +192,11 @@ def _skeleton(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
         ) from error
 
 
-def _decoded_bytes(checkpoint: Checkpoint, layers: dict[str, LayerKind]) -> int:
+def _decoded_bytes(checkpoint: Checkpoint, layers: Mapping[str, str]) -> int:
     total = 0
     for module, kind in layers.items():
-        packed = kind in ("nvfp4", "nvfp4a16")
-        rows, columns = checkpoint.tensors[
-            f"{module}.weight_packed" if packed else f"{module}.weight"
-        ].shape
-        total += 4 * rows * columns * (2 if packed else 1)
+        suffix, _, per_element = FORMATS[kind].storage.codes
+        total += 4 * math.prod(checkpoint.tensors[f"{module}.{suffix}"].shape) * per_element
     return total
 
 
@@ -227,7 +226,7 @@ def _replace(model: nn.Module, name: str, layer: QuantizedLinear, checkpoint: Ch
 def _fill(
     model: Any,
     checkpoint: Checkpoint,
-    layers: dict[str, LayerKind],
+    layers: Mapping[str, str],
     read: _TensorFiles,
     dtype: torch.dtype,
 ) -> None:

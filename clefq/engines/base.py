@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from clefq.clef.answers import log_softmax
 from clefq.clef.encoding import DEFAULT_MAX_LENGTH
+from clefq.clef.formats import Arithmetic
 from clefq.errors import InputError
 
 if TYPE_CHECKING:
     from clefq.clef.records import Record
 
 Kernels = Literal["real", "simulated"]
-Arithmetic = Literal["bf16", "w8a8", "w4a16", "w4a4"]
 EngineName = Literal["transformers", "vllm", "http"]
 DTYPES = ("auto", "bfloat16", "float32", "float64")
 NON_FINITE = "non-finite logits"

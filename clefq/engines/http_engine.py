@@ -17,6 +17,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clefq.clef.formats import ARITHMETICS
 from clefq.engines.base import EngineInfo, EngineSpec, RecordResult
 from clefq.engines.http_answers import AnswerError, read_answers
 from clefq.engines.http_client import RefusedError, SystemOneClient
@@ -171,7 +172,7 @@ def _arithmetic(details: dict[str, Any]) -> Any:
     stated = details.get("arithmetic", UNSAID)
     if stated == UNSAID:
         return "bf16"
-    if stated not in ("bf16", "w8a8", "w4a16", "w4a4"):
+    if stated not in ARITHMETICS:
         raise InputError(
             f"the server says that it runs {stated} arithmetic, which is none that a scheme means.",
             fix="serve it where its own arithmetic runs (`clefq doctor` says where).",

@@ -17,14 +17,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from clefq.clef.config_match import Scheme, misread, schemes_of
+from clefq.clef.formats import FORMATS, PACKED_FP4, PLAIN_FP8, Arithmetic, coarsest
 from clefq.clef.fusion import fused_groups
-from clefq.engines.base import Arithmetic
 from clefq.engines.simulation import (
     GROUP_SIZE,
     Fp8StaticInputs,
@@ -41,25 +41,9 @@ from clefq.errors import CheckpointError
 if TYPE_CHECKING:
     from clefq.clef.checkpoint import Checkpoint
 
-LayerKind = Literal["nvfp4", "nvfp4a16", "fp8", "fp8-static"]
 ReadTensor = Callable[[str], Tensor]
 
-ARITHMETIC_OF: dict[LayerKind, Arithmetic] = {
-    "nvfp4": "w4a4",
-    "nvfp4a16": "w4a16",
-    "fp8": "w8a8",
-    "fp8-static": "w8a8",
-}
-# A checkpoint of several formats is named after the coarsest arithmetic in it.
-_COARSEST_FIRST: tuple[Arithmetic, ...] = ("w4a4", "w4a16", "w8a8", "bf16")
 _FIX = "predict with `--engine vllm`, or quantize with a scheme of `clefq quantize`."
-# Suffix -> tensors that the format must have beside it.
-_TENSORS: dict[LayerKind, tuple[str, ...]] = {
-    "nvfp4": ("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale"),
-    "nvfp4a16": ("weight_packed", "weight_scale", "weight_global_scale"),
-    "fp8": ("weight", "weight_scale"),
-    "fp8-static": ("weight", "weight_scale", "input_scale"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +59,7 @@ class StoredLayer:
     quantizer: InputQuantizer
 
 
-def find_layers(checkpoint: Checkpoint) -> dict[str, LayerKind]:
+def find_layers(checkpoint: Checkpoint) -> dict[str, str]:
     """Module name to format for every quantized layer; empty for a BF16 checkpoint.
 
     Raises:
@@ -88,7 +72,7 @@ def find_layers(checkpoint: Checkpoint) -> dict[str, LayerKind]:
     for name in checkpoint.tensors:
         module, _, leaf = name.rpartition(".")
         leaves[module].add(leaf)
-    layers: dict[str, LayerKind] = {}
+    layers: dict[str, str] = {}
     stated = _stated(checkpoint, [m for m in leaves if _is_linear(checkpoint, m)])
     faults = [f"config.json {fault}" for fault in misread(config)]
     for module, present in leaves.items():
@@ -117,9 +101,7 @@ def _is_linear(checkpoint: Checkpoint, module: str) -> bool:
     return weight is not None and len(weight.shape) == 2 and not named
 
 
-def _kind(
-    checkpoint: Checkpoint, module: str, present: set[str]
-) -> LayerKind | Literal["unknown"] | None:
+def _kind(checkpoint: Checkpoint, module: str, present: set[str]) -> str | None:
     """What the tensors of a module are; `input_scale` alone tells the two kinds of FP8 apart."""
     if present & {"weight_zero_point", "weight_shape", "weight_g_idx"}:
         return "unknown"
@@ -130,7 +112,7 @@ def _kind(
     return "fp8-static" if "input_scale" in present else "fp8"
 
 
-def _stated(checkpoint: Checkpoint, modules: Iterable[str]) -> dict[str, LayerKind | None]:
+def _stated(checkpoint: Checkpoint, modules: Iterable[str]) -> dict[str, str | None]:
     """What the config says of each module that it quantizes; None for what is not simulated.
 
     A serving engine goes by this, whatever the tensors are.
@@ -145,7 +127,7 @@ def _stated(checkpoint: Checkpoint, modules: Iterable[str]) -> dict[str, LayerKi
     return {module: _kind_of(scheme) for module, scheme in schemes.items()}
 
 
-def _kind_of(scheme: Scheme) -> LayerKind | None:
+def _kind_of(scheme: Scheme) -> str | None:
     inputs = scheme.activations
     if scheme.bits == 4:
         return "nvfp4a16" if inputs is None else "nvfp4"
@@ -156,28 +138,28 @@ def _kind_of(scheme: Scheme) -> LayerKind | None:
     return "fp8" if inputs[1] is True and scheme.input_strategy == "token" else None
 
 
-def _gaps(checkpoint: Checkpoint, module: str, kind: LayerKind, present: set[str]) -> list[str]:
-    known = set(_TENSORS[kind])
-    found = [f"{module} lacks {leaf}" for leaf in _TENSORS[kind] if leaf not in present]
-    found += [f"{module} has an unknown tensor {leaf}" for leaf in present - known - {"bias"}]
+def _gaps(checkpoint: Checkpoint, module: str, kind: str, present: set[str]) -> list[str]:
+    known = FORMATS[kind].suffixes
+    found = [f"{module} lacks {leaf}" for leaf in known if leaf not in present]
+    found += [f"{module} has an unknown tensor {leaf}" for leaf in present - {*known} - {"bias"}]
     scale = checkpoint.tensors.get(f"{module}.weight_scale")
-    if kind in ("nvfp4", "nvfp4a16") and scale is not None and scale.dtype != "F8_E4M3":
+    if FORMATS[kind].storage is PACKED_FP4 and scale is not None and scale.dtype != "F8_E4M3":
         found.append(f"{module}: group scales of type {scale.dtype} are not simulated")
-    if kind in ("fp8", "fp8-static") and scale is not None:
+    if FORMATS[kind].storage is PLAIN_FP8 and scale is not None:
         rows = checkpoint.tensors[f"{module}.weight"].shape[0]
         if tuple(scale.shape) not in ((rows, 1), (rows,), (1,), (), (1, 1)):
             found.append(f"{module}: FP8 scales of shape {list(scale.shape)} are not simulated")
     return found
 
 
-def arithmetic_of(layers: Mapping[str, LayerKind]) -> Arithmetic:
+def arithmetic_of(layers: Mapping[str, str]) -> Arithmetic:
     """The coarsest arithmetic among the layers, `bf16` when there is none."""
-    present = {ARITHMETIC_OF[kind] for kind in layers.values()} | {"bf16"}
-    return next(arithmetic for arithmetic in _COARSEST_FIRST if arithmetic in present)
+    found: Arithmetic = coarsest(FORMATS[name].arithmetic for name in layers.values())
+    return found
 
 
 def served_scales(
-    layers: Mapping[str, LayerKind], read: ReadTensor
+    layers: Mapping[str, str], read: ReadTensor
 ) -> tuple[dict[str, float], list[str]]:
     """Global divisors (`module.weight_global_scale` → value) as a serving engine applies them.
 
@@ -193,7 +175,7 @@ def served_scales(
     """
     scales: dict[str, float] = {}
     for module, kind in layers.items():
-        for leaf in _TENSORS[kind]:
+        for leaf in FORMATS[kind].suffixes:
             if leaf.endswith("_global_scale"):
                 scales[f"{module}.{leaf}"] = _positive(read(f"{module}.{leaf}"), module, leaf)
     warnings = []
@@ -218,7 +200,7 @@ def _positive(tensor: Tensor, module: str, leaf: str) -> float:
 
 
 def read_layer(
-    module: str, kind: LayerKind, read: ReadTensor, scales: Mapping[str, float]
+    module: str, kind: str, read: ReadTensor, scales: Mapping[str, float]
 ) -> StoredLayer:
     """Reads one layer.
 
@@ -228,7 +210,7 @@ def read_layer(
         read: Name of a tensor to the tensor, on the device where it will run.
         scales: From `served_scales`.
     """
-    if kind in ("fp8", "fp8-static"):
+    if FORMATS[kind].storage is PLAIN_FP8:
         return _read_fp8(module, kind, read)
     packed = read(f"{module}.weight_packed")
     divisor = torch.tensor(scales[f"{module}.weight_global_scale"], device=packed.device)
@@ -241,7 +223,7 @@ def read_layer(
     return StoredLayer(weight, Nvfp4Inputs(scales[f"{module}.input_global_scale"]))
 
 
-def _read_fp8(module: str, kind: LayerKind, read: ReadTensor) -> StoredLayer:
+def _read_fp8(module: str, kind: str, read: ReadTensor) -> StoredLayer:
     codes = read(f"{module}.weight")
     scale = read(f"{module}.weight_scale").to(torch.float32).reshape(-1)
     weight = Fp8Weight(codes, scale if scale.numel() > 1 else scale[0], codes.shape[1])

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from clefq.clef.formats import MEANT_ARITHMETIC
 from clefq.errors import ExitCode
 from clefq.parity.banners import COPIED, banners_of, copied, prompts_text, unsaid
 from clefq.parity.cards import find_card
@@ -25,16 +26,6 @@ EXIT_CODES = {
     FAIL: ExitCode.FAIL,
     INCONCLUSIVE: ExitCode.INCONCLUSIVE,
     INVALID: ExitCode.INVALID,
-}
-# The matrix arithmetic that a scheme means; a scheme that is not here is not checked.
-MEANT_ARITHMETIC = {
-    "bf16": "bf16",
-    "fp8": "w8a8",
-    "nvfp4": "w4a4",
-    "nvfp4-mlp": "w4a4",
-    "nvfp4a16": "w4a16",
-    "mixed": "w4a4",
-    "mixed-a16": "w4a16",
 }
 
 

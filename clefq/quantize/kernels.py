@@ -8,7 +8,8 @@ Rows are independent, so a caller may cut a weight into blocks of rows that fit 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -187,3 +188,38 @@ def nvfp4_values(packed: torch.Tensor, scales: torch.Tensor, divisor: torch.Tens
     """
     codes = unpack_e2m1(packed).unflatten(-1, (-1, GROUP))
     return (codes * (scales.float() / divisor).unsqueeze(-1)).flatten(-2)
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """Round-to-nearest to one format, and back.
+
+    Attributes:
+        quantize: Weight rows `[rows, columns]`, the scheme's `QuantizationArgs` for weights and
+            the global scale (or None) to codes and local scales, as stored.
+        values: Codes, local scales and global scale to what they stand for, `[rows, columns]`,
+            F32.
+        shared: Whether a fused group has one global scale.
+    """
+
+    quantize: Callable[[torch.Tensor, Any, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
+    values: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+    shared: bool = False
+
+
+def _given(divisor: torch.Tensor | None) -> torch.Tensor:
+    assert divisor is not None  # Rounding.shared says that there is one
+    return divisor
+
+
+_FP8 = Rounding(
+    quantize=lambda weight, args, _: fp8_rows(weight, args),
+    values=lambda codes, scales, _: codes.float() * scales.float(),
+)
+_NVFP4 = Rounding(
+    quantize=lambda weight, args, divisor: nvfp4_rows(weight, _given(divisor), args),
+    values=lambda codes, scales, divisor: nvfp4_values(codes, scales, _given(divisor)),
+    shared=True,
+)
+# format -> its rounding; those of `clefq.clef.formats.RECIPE_FORMATS`
+ROUNDINGS: dict[str, Rounding] = {"fp8": _FP8, "nvfp4a16": _NVFP4, "nvfp4": _NVFP4}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from clefq.clef.checkpoint import ARCHITECTURE
+from clefq.clef.formats import FORMATS, arithmetic_name, format_of_weights
 from clefq.clef.fusion import fused_groups
 from clefq.errors import CheckpointError, RecipeError
 from clefq.quantize.protected import protected_reason
@@ -20,7 +21,7 @@ from clefq.quantize.recipes import Recipe, modifiers_of
 
 # modifiers that change nothing but the weights they quantize
 MODIFIERS = ("QuantizationModifier", "GPTQModifier")
-FORMATS = ("float-quantized", "nvfp4-pack-quantized")
+_STORED = {row.storage.names[0] for row in FORMATS.values()}
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Plan:
 def arithmetic_of(scheme: Any) -> str:
     """`w8a8`, `w4a4`, `w4a16` and so on, of a compressed-tensors scheme."""
     inputs = scheme.input_activations
-    return f"w{scheme.weights.num_bits}a{16 if inputs is None else inputs.num_bits}"
+    return arithmetic_name(scheme.weights.num_bits, None if inputs is None else inputs.num_bits)
 
 
 def make_plan(folder: Path, recipe: Recipe) -> Plan:
@@ -179,7 +180,7 @@ def _faults(modules: dict[str, Any], linears: set[str]) -> list[str]:
             found.append(f"it quantizes the activations of {name} but not its weights")
         elif scheme.output_activations is not None:
             found.append(f"it quantizes the outputs of {name}")
-        elif _format(scheme) not in FORMATS:
+        elif _format(scheme) not in _STORED:
             found.append(f"it stores {name} as {_format(scheme)}, which clefq cannot audit")
     for group in fused_groups(linears):
         kinds = {_kind(modules.get(member)) for member in group.members}
@@ -254,9 +255,6 @@ def _not_streamable(recipe: Recipe, modules: dict[str, Any]) -> str | None:
             return f"{arithmetic_of(scheme)} activations need calibration data"
         if weights.observer not in (None, "minmax", "static_minmax", "memoryless_minmax"):
             return f"the {weights.observer} observer runs through llm-compressor only"
-        if (str(weights.strategy), weights.num_bits) not in _STREAMED:
+        if format_of_weights(weights) is None:
             return f"{weights.num_bits}-bit {weights.strategy} weights are not streamed"
     return None
-
-
-_STREAMED = (("channel", 8), ("tensor_group", 4))

@@ -8,19 +8,12 @@ from typing import Any
 
 import yaml
 
+from clefq.clef.formats import RECIPES
 from clefq.errors import InputError, RecipeError
 from clefq.store.atomic import sha256_bytes
 from clefq.store.data_files import data_folder
 from clefq.store.yaml_text import load_yaml, yaml_fault
 
-# scheme name -> file in recipes/; a test compares this with the folder
-SCHEMES: dict[str, str] = {
-    "fp8": "fp8.yaml",
-    "nvfp4a16": "nvfp4a16.yaml",
-    "nvfp4": "nvfp4.yaml",
-    "nvfp4-mlp": "nvfp4-mlp.yaml",
-    "mixed": "mixed.yaml",
-}
 DEFAULT_FP8_LAYERS = 8
 _FIX = "start from a file of recipes/ (quant_stage: quant_modifiers: …)."
 _MLP = r"mlp\.(gate|up|down)_proj$"
@@ -50,7 +43,7 @@ def bundled_recipe(scheme: str, layers: int, fp8_layers: int | None = None) -> R
     """The recipe of a scheme, for a model with `layers` decoder layers.
 
     Args:
-        scheme: A key of `SCHEMES`.
+        scheme: A key of `clefq.clef.formats.RECIPES`.
         layers: Number of decoder layers; only `mixed` depends on it.
         fp8_layers: For `mixed`: how many of the last layers have FP8 MLPs. By default 8, or a
             quarter of the layers in models of fewer than 16.
@@ -58,11 +51,11 @@ def bundled_recipe(scheme: str, layers: int, fp8_layers: int | None = None) -> R
     Raises:
         RecipeError: Unknown scheme, or a layer split that does not fit.
     """
-    if scheme not in SCHEMES:
-        raise RecipeError(f"unknown scheme {scheme!r}.", fix=f"use one of {', '.join(SCHEMES)}.")
+    if scheme not in RECIPES:
+        raise RecipeError(f"unknown scheme {scheme!r}.", fix=f"use one of {', '.join(RECIPES)}.")
     if fp8_layers is not None and scheme != "mixed":
         raise RecipeError(f"--fp8-layers has no meaning for {scheme}.", fix="use --scheme mixed.")
-    path = data_folder("recipes") / SCHEMES[scheme]
+    path = data_folder("recipes") / RECIPES[scheme]
     text = path.read_text(encoding="utf-8")
     if scheme == "mixed":
         text = _split(text, layers, fp8_layers)

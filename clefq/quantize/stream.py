@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from clefq.clef.formats import RECIPE_FORMATS, Format, format_of_weights
 from clefq.clef.tensor_files import TensorInfo
 from clefq.quantize.layout import Unit, copy_tensor
 from clefq.quantize.tensors import OutTensor, ShardFile
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import torch
+
+    from clefq.quantize.kernels import Rounding
 
 _BLOCK_ELEMENTS = 1 << 19
 _GPU_BLOCKS = 16  # blocks on a GPU are this many times larger
@@ -45,18 +48,12 @@ def stream_outputs(
         if ref is None:  # plan_units reports it
             outputs[module] = []
             continue
-        rows, columns = ref.shape
-        if scheme.weights.num_bits == 8:
-            outputs[module] = [
-                OutTensor(f"{module}.weight", "F8_E4M3", (rows, columns)),
-                OutTensor(f"{module}.weight_scale", dtype, (rows, 1)),
-            ]
-        else:
-            outputs[module] = [
-                OutTensor(f"{module}.weight_packed", "U8", (rows, columns // 2)),
-                OutTensor(f"{module}.weight_scale", "F8_E4M3", (rows, columns // 16)),
-                OutTensor(f"{module}.weight_global_scale", "F32", (1,)),
-            ]
+        # what is not streamed weighs about as much as what is, at the same width
+        row = format_of_weights(scheme.weights) or next(
+            row for row in RECIPE_FORMATS.values() if row.weights.bits == scheme.weights.num_bits
+        )
+        stored = row.tensors(ref.shape[0], ref.shape[1], dtype)
+        outputs[module] = [OutTensor(f"{module}.{name}", *kind) for name, kind in stored.items()]
     return outputs
 
 
@@ -80,13 +77,22 @@ class Stream:
         """Quantizes or copies one unit."""
         if not unit.modules:
             copy_tensor(file, self.refs[unit.name])
-        elif self.modules[unit.modules[0]].weights.num_bits == 8:
-            for module in unit.modules:
-                self._fp8(file, module)
-        else:
+            return
+        divisor = None
+        if self._rounding(unit.modules[0]).shared:
             divisor = self.shared_divisor(unit.modules)
-            for module in unit.modules:
-                self._nvfp4(file, module, divisor)
+        for module in unit.modules:
+            self._quantize(file, module, divisor)
+
+    def _rounding(self, module: str) -> Rounding:
+        from clefq.quantize.kernels import ROUNDINGS
+
+        return ROUNDINGS[self._format(module).name]
+
+    def _format(self, module: str) -> Format:
+        row = format_of_weights(self.modules[module].weights)
+        assert row is not None  # the plan refuses what is not streamed
+        return row
 
     def shared_divisor(self, members: Iterable[str]) -> torch.Tensor:
         """The global scale of a fused group: that of its largest magnitude, `[1]`, F32."""
@@ -99,24 +105,17 @@ class Stream:
         ).max()
         return kernels.global_scale(largest)
 
-    def _nvfp4(self, file: ShardFile, module: str, divisor: torch.Tensor) -> None:
-        from clefq.quantize import kernels
-
-        args = self.modules[module].weights
+    def _quantize(self, file: ShardFile, module: str, divisor: torch.Tensor | None) -> None:
+        args, codes_name = self.modules[module].weights, self._format(module).storage.codes[0]
+        quantize = self._rounding(module).quantize
         for row, block in self._blocks(module):
-            packed, scales = kernels.nvfp4_rows(block, divisor, args)
-            file.put(f"{module}.weight_packed", row * packed.shape[1], _bytes(packed))
-            file.put(f"{module}.weight_scale", row * scales.shape[1], _bytes(scales))
-        file.put(f"{module}.weight_global_scale", 0, _bytes(divisor))
-
-    def _fp8(self, file: ShardFile, module: str) -> None:
-        from clefq.quantize import kernels
-
-        args = self.modules[module].weights
-        for row, block in self._blocks(module):
-            codes, scales = kernels.fp8_rows(block, args)
-            file.put(f"{module}.weight", row * codes.shape[1], _bytes(codes))
-            file.put(f"{module}.weight_scale", row * scales.element_size(), _bytes(scales))
+            for name, rows in zip(
+                (codes_name, "weight_scale"), quantize(block, args, divisor), strict=True
+            ):
+                width = rows.shape[1] * rows.element_size()
+                file.put(f"{module}.{name}", row * width, _bytes(rows))
+        if divisor is not None:
+            file.put(f"{module}.weight_global_scale", 0, _bytes(divisor))
 
     def _blocks(self, module: str) -> Iterator[tuple[int, torch.Tensor]]:
         """Blocks of rows of a weight in the model's dtype, with the number of their first row."""

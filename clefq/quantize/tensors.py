@@ -15,14 +15,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from clefq.clef.formats import ITEM_SIZE
 from clefq.clef.tensor_files import Buffer, TensorInfo, read_header
 from clefq.errors import CheckpointError
 from clefq.store.atomic import partial_path, read_json, write_json
 
-ITEM_SIZE = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
-    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
-}  # fmt: skip
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 HEAD_FILES = ("joint_head.safetensors", "clef_head/joint_head.safetensors")

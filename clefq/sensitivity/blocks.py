@@ -14,14 +14,12 @@ from functools import cached_property
 
 from clefq.clef.backbone import TEXT, layer_types
 from clefq.clef.checkpoint import Checkpoint
+from clefq.clef.formats import BF16, RECIPE_FORMATS
 from clefq.clef.fusion import group_key
 from clefq.clef.tensor_files import TensorInfo
 from clefq.errors import InputError
 from clefq.quantize.protected import protected_reason
 
-BF16 = "bf16"
-# format -> llm-compressor's name of it, coarsest last
-PRESETS: dict[str, str] = {"fp8": "FP8_DYNAMIC", "nvfp4a16": "NVFP4A16", "nvfp4": "NVFP4"}
 MLP, ATTENTION, DELTANET = "mlp", "attention", "deltanet"
 # kind -> module below the layer, and its Linears in serving's stacking order
 LINEARS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -29,8 +27,6 @@ LINEARS: dict[str, tuple[str, tuple[str, ...]]] = {
     ATTENTION: ("self_attn", ("q_proj", "k_proj", "v_proj", "o_proj")),
     DELTANET: ("linear_attn", ("in_proj_qkv", "in_proj_z", "out_proj")),
 }
-GROUP = 16
-_SCALE_BYTES = 4  # an NVFP4 global scale, F32
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +81,15 @@ class Block:
         """Bytes of its weights, scales included, as stored in a format.
 
         Args:
-            form: `bf16` or a key of `PRESETS`.
+            form: `bf16` or a key of `RECIPE_FORMATS`.
         """
         total = 0
         for module in self.modules:
             rows, columns = self.shapes[module]
             if form == BF16:
                 total += rows * columns * self.item_size
-            elif form == "fp8":
-                total += rows * columns + rows * self.item_size
             else:
-                scales = 2 if form == "nvfp4" else 1
-                total += rows * columns // 2 + rows * columns // GROUP + scales * _SCALE_BYTES
+                total += RECIPE_FORMATS[form].nbytes(rows, columns, self.item_size)
         return total
 
 
@@ -151,10 +144,10 @@ def parse_schemes(text: str) -> tuple[str, ...]:
         InputError: An unknown format, or none.
     """
     asked = [part.strip() for part in text.split(",") if part.strip()]
-    unknown = [name for name in asked if name not in PRESETS]
+    unknown = [name for name in asked if name not in RECIPE_FORMATS]
     if unknown or not asked:
         raise InputError(
             f"--schemes: unknown scheme {unknown[0]!r}." if unknown else "--schemes is empty.",
-            fix=f"use some of {','.join(PRESETS)}.",
+            fix=f"use some of {','.join(RECIPE_FORMATS)}.",
         )
-    return tuple(name for name in PRESETS if name in asked)
+    return tuple(name for name in RECIPE_FORMATS if name in asked)

@@ -19,11 +19,12 @@ from typing import Any
 
 from clefq.clef.backbone import layer_types
 from clefq.clef.checkpoint import Checkpoint
+from clefq.clef.formats import BF16, RECIPE_FORMATS
 from clefq.clef.tensor_files import read_header
 from clefq.errors import InputError
-from clefq.sensitivity.blocks import BF16, Block, Layout
+from clefq.sensitivity.blocks import Block, Layout
 
-DEFAULT_SPEEDS: dict[str, float] = {BF16: 1.0, "fp8": 2.0, "nvfp4a16": 1.0, "nvfp4": 4.0}
+DEFAULT_SPEEDS: dict[str, float] = {BF16: 1.0} | {n: f.speed for n, f in RECIPE_FORMATS.items()}
 _STATE_PRODUCTS = 3  # of key width × value width per token and DeltaNet head
 _TICKS = 1000  # time is counted in thousandths of a BF16 multiplication
 

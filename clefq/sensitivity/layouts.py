@@ -11,13 +11,14 @@ from pathlib import Path
 
 import yaml
 
+from clefq.clef.formats import BF16, RECIPE_FORMATS
 from clefq.errors import RecipeError
 from clefq.quantize.plan import Plan, arithmetic_of, make_plan
 from clefq.quantize.quiet import quiet_libraries
 from clefq.quantize.recipes import Recipe, bundled_recipe
-from clefq.sensitivity.blocks import BF16, LINEARS, MLP, PRESETS, Block, Layout, uniform
+from clefq.sensitivity.blocks import LINEARS, MLP, Block, Layout, uniform
 
-_FORMATS = {"w8a8": "fp8", "w4a16": "nvfp4a16", "w4a4": "nvfp4"}
+_FORMATS: dict[str, str] = {row.arithmetic: name for name, row in RECIPE_FORMATS.items()}
 _IGNORE = ["re:.*lm_head$", "re:.*visual.*", r"re:.*linear_attn\.in_proj_[ab]$"]
 RULE = """\
 # llm-compressor reads this file unchanged. The rule that fused projections share one format and
@@ -103,8 +104,8 @@ def write_recipe(
         RecipeError: Nothing would be quantized.
     """
     scheme = {
-        preset: _targets([b for b in blocks if layout.get(b.name, BF16) == form])
-        for form, preset in PRESETS.items()
+        row.preset: _targets([b for b in blocks if layout.get(b.name, BF16) == form])
+        for form, row in RECIPE_FORMATS.items()
     }
     scheme = {preset: targets for preset, targets in scheme.items() if targets}
     if not scheme:

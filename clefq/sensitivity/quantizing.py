@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clefq.clef.formats import BF16
 from clefq.engines.backbone import KEEP_DECODED_BYTES, Backbone
 from clefq.engines.simulation import (
     Fp8TokenInputs,
@@ -29,7 +30,7 @@ from clefq.engines.simulation import (
 )
 from clefq.quantize import kernels
 from clefq.quantize.audit.rounding import weight_args
-from clefq.sensitivity.blocks import BF16, Block, Unit
+from clefq.sensitivity.blocks import Block, Unit
 
 _ROWS = 1 << 22  # numbers of a weight that are rounded at a time
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clefq import __version__
+from clefq.clef.formats import BF16
 from clefq.errors import InputError
 from clefq.quantize.recipes import Recipe
-from clefq.sensitivity.blocks import BF16, Layout
+from clefq.sensitivity.blocks import Layout
 from clefq.sensitivity.cost import CostModel, cost_model
 from clefq.sensitivity.figures import Damage
 from clefq.sensitivity.layouts import published_layouts, write_recipe

@@ -12,8 +12,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from clefq.clef.formats import BF16
 from clefq.errors import InputError
-from clefq.sensitivity.blocks import BF16, Layout
+from clefq.sensitivity.blocks import Layout
 from clefq.sensitivity.cost import CostModel
 from clefq.sensitivity.knapsack import Options, solve
 from clefq.sensitivity.schema import Budget, FrontPoint, LayoutResult, StoredBlock

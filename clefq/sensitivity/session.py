@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from clefq import __version__
 from clefq.clef.checkpoint import checkpoint_sha256, open_checkpoint
+from clefq.clef.formats import BF16
 from clefq.engines.base import EngineSpec
 from clefq.engines.predict import ModelFacts, provenance
 from clefq.errors import InputError
 from clefq.names.models import ModelRef
 from clefq.names.run import BASELINE
-from clefq.sensitivity.blocks import BF16, find_blocks
+from clefq.sensitivity.blocks import find_blocks
 from clefq.store.atomic import compact_json, sha256_bytes
 from clefq.store.predictions import PredictionsMeta
 from clefq.store.sets import open_set

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from clefq.clef.formats import BF16
 from clefq.errors import ClefqError, InputError
-from clefq.sensitivity.blocks import BF16, Block, Layout
+from clefq.sensitivity.blocks import Block, Layout
 from clefq.sensitivity.figures import Damage, Judge, Measured
 from clefq.sensitivity.schema import (
     ANSWERS_FILE,

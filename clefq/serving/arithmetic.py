@@ -6,17 +6,14 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from clefq.clef.formats import EngineArithmetic, arithmetic_of_kernel, coarsest
 from clefq.errors import ClefqError
 
 if TYPE_CHECKING:
     from clefq.serving.runtime import Runtime
 
-Arithmetic = Literal["bf16", "w8a16", "w8a8", "w4a16", "w4a4"]
 Kernels = Literal["real", "simulated"]
 
-_COARSEST_FIRST: tuple[Arithmetic, ...] = ("w4a4", "w4a16", "w8a8", "w8a16", "bf16")
-# Kernels that keep activations in BF16 whatever the checkpoint says.
-_WEIGHT_ONLY = ("Marlin", "W4A16", "WeightOnly", "A16")
 _EMULATED = ("Emulation", "CpuNvFp4")
 
 
@@ -30,7 +27,7 @@ class Executed:
         detail: Kernel names with their number of layers, most frequent first.
     """
 
-    arithmetic: Arithmetic
+    arithmetic: EngineArithmetic
     kernels: Kernels
     detail: str
 
@@ -48,33 +45,27 @@ def summarize(kernels: list[str]) -> Executed:
         kernels: `scheme/kernel` per linear layer, as `describe_layers` gives them.
     """
     counts = Counter(kernels)
-    arithmetic = {arithmetic_of(kernel) for kernel in counts} or {"bf16"}
     simulated = any(word in kernel for kernel in counts for word in _EMULATED)
     return Executed(
-        arithmetic=next(kind for kind in _COARSEST_FIRST if kind in arithmetic),
+        arithmetic=coarsest(arithmetic_of(kernel) for kernel in counts),
         kernels="simulated" if simulated else "real",
         detail=", ".join(f"{name} ×{count}" for name, count in counts.most_common()),
     )
 
 
-def arithmetic_of(kernel: str) -> Arithmetic:
+def arithmetic_of(kernel: str) -> EngineArithmetic:
     """Arithmetic of one `scheme/kernel` name.
 
     Raises:
         ClefqError: A kernel that is not known here: calling it BF16 would be a false statement.
     """
-    scheme, _, name = kernel.partition("/")
-    weight_only = any(word in kernel for word in _WEIGHT_ONLY)
-    if "Fp4" in scheme or "NvFp4" in name:
-        return "w4a16" if weight_only else "w4a4"
-    if "Fp8" in scheme or "FP8" in scheme:
-        return "w8a16" if weight_only else "w8a8"
-    if "Unquantized" in scheme:
-        return "bf16"
-    raise ClefqError(
-        f"the engine runs {kernel}, whose arithmetic is not known here.",
-        fix="quantize with a scheme of `clefq quantize`.",
-    )
+    found = arithmetic_of_kernel(kernel)
+    if found is None:
+        raise ClefqError(
+            f"the engine runs {kernel}, whose arithmetic is not known here.",
+            fix="quantize with a scheme of `clefq quantize`.",
+        )
+    return found
 
 
 def describe_layers(model: Any) -> list[str]:

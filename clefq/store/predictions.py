@@ -20,6 +20,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from clefq.clef.formats import ARITHMETICS, Arithmetic
 from clefq.errors import PredictionsError
 from clefq.store.atomic import atomic_file, can_name_folder, disk_error
 from clefq.store.list_columns import ListColumn, list_column
@@ -29,7 +30,6 @@ SCHEMA_VERSION = 1
 METADATA_KEY = b"clefq"
 _PARQUET = b"PAR1"  # how every Parquet file begins
 KERNELS = ("real", "simulated")
-ARITHMETIC = ("bf16", "w8a8", "w4a16", "w4a4")
 _HEX64 = re.compile(r"[0-9a-f]{64}")
 QUESTION_TYPES = ("noul", "choice", "score")
 
@@ -60,12 +60,11 @@ class PredictionsMeta:
         model_revision: Hub commit, or None for a local folder.
         model_sha256: `clefq.clef.checkpoint.checkpoint_sha256` of the folder, or None (http).
         variant: Name in the run folder, for example `bf16`.
-        scheme: `bf16`, `fp8`, `nvfp4`, `nvfp4a16`, `nvfp4-mlp`, `mixed`, `mixed-a16`
-            or `unknown`.
+        scheme: A key of `clefq.clef.formats.SCHEMES`.
         engine: `transformers`, `vllm`, `http` or `import`.
         engine_version: Version of that engine's package.
         kernels: `real`, or `simulated` where an emulation stands in for the real kernels.
-        arithmetic: The matrix arithmetic that ran: `bf16`, `w8a8`, `w4a16` or `w4a4`.
+        arithmetic: The matrix arithmetic that ran, one of `ARITHMETICS`.
         dtype: Type of the activations, for example `bfloat16`.
         device: `cpu` or the accelerator's name.
         clefq_version: Version that wrote the file.
@@ -86,7 +85,7 @@ class PredictionsMeta:
     engine: str
     engine_version: str
     kernels: Literal["real", "simulated"]
-    arithmetic: Literal["bf16", "w8a8", "w4a16", "w4a4"]
+    arithmetic: Arithmetic
     dtype: str
     device: str
     clefq_version: str
@@ -103,9 +102,9 @@ class PredictionsMeta:
             found.append(f"schema_version is {self.schema_version}, expected {SCHEMA_VERSION}")
         if self.kernels not in KERNELS:
             found.append(f"kernels is {self.kernels!r}, expected one of {', '.join(KERNELS)}")
-        if self.arithmetic not in ARITHMETIC:
+        if self.arithmetic not in ARITHMETICS:
             found.append(
-                f"arithmetic is {self.arithmetic!r}, expected one of {', '.join(ARITHMETIC)}"
+                f"arithmetic is {self.arithmetic!r}, expected one of {', '.join(ARITHMETICS)}"
             )
         found += self._name_faults()
         if self.max_length < 1:

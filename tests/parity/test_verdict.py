@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from clefq.clef.formats import MEANT_ARITHMETIC
 from clefq.errors import ExitCode
 from clefq.parity.gate_schema import BoundBaseline, BoundSet, Gate, GateFile
 from clefq.parity.gates import GateResult
 from clefq.parity.verdict import (
-    MEANT_ARITHMETIC,
     Coverage,
     Evidence,
     Verdict,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import clefq.nano
+from clefq.clef.formats import RECIPES
 from clefq.console import Console
 from clefq.quantize.audit import audit_checkpoint
-from clefq.quantize.recipes import SCHEMES
 from clefq.quantize.run import QuantizeSpec, quantize
 from tests.quantize.conftest import in_this_process
 
@@ -17,7 +17,7 @@ NANO = Path(clefq.nano.__file__).parent / "weights"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", RECIPES)
 def test_every_recipe_runs_on_nano(scheme: str, calibration_set: Path, tmp_path: Path) -> None:
     spec = QuantizeSpec(str(NANO), scheme, calibration=calibration_set)
     with in_this_process():

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from clefq.clef.formats import RECIPES
 from clefq.clef.fusion import FUSED, fused_groups, group_key
 from clefq.errors import CheckpointError, RecipeError
 from clefq.quantize.plan import Plan, make_plan
 from clefq.quantize.quiet import quiet_libraries
 from clefq.quantize.recipes import (
-    SCHEMES,
     Recipe,
     bundled_recipe,
     custom_recipe,
@@ -44,14 +44,14 @@ def refused(source: Path, path: Path) -> str:
 
 
 def test_the_registry_is_the_folder() -> None:
-    assert sorted(SCHEMES.values()) == sorted(p.name for p in data_folder("recipes").iterdir())
+    assert sorted(RECIPES.values()) == sorted(p.name for p in data_folder("recipes").iterdir())
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", RECIPES)
 def test_llm_compressor_reads_a_bundled_recipe_unchanged(scheme: str) -> None:
     from llmcompressor.recipe import Recipe as LibraryRecipe
 
-    path = data_folder("recipes") / SCHEMES[scheme]
+    path = data_folder("recipes") / RECIPES[scheme]
     (modifier,) = LibraryRecipe.create_instance(str(path)).modifiers
     assert modifier.resolved_config.config_groups
     header = [line for line in path.read_text().splitlines() if line.startswith("#")]

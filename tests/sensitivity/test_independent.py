@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+from clefq.clef.formats import BF16
 from clefq.clef.records import Record
 from clefq.console import Console
 from clefq.engines.base import RecordResult
@@ -20,7 +21,7 @@ from clefq.parity.pairs import join
 from clefq.parity.run import load_spec
 from clefq.parity.statistics import StatisticsSpec, compare
 from clefq.quantize.run import QuantizeSpec, quantize
-from clefq.sensitivity.blocks import BF16, Block, uniform
+from clefq.sensitivity.blocks import Block, uniform
 from clefq.sensitivity.calibrating import StoredScales
 from clefq.sensitivity.layouts import write_recipe
 from clefq.sensitivity.schema import load, searched

@@ -9,15 +9,16 @@ import pytest
 import yaml
 
 from clefq.clef.checkpoint import Checkpoint, open_checkpoint
+from clefq.clef.formats import BF16, RECIPE_FORMATS, RECIPES
 from clefq.clef.tensor_files import read_header
 from clefq.console import Console
 from clefq.errors import InputError, RecipeError
 from clefq.quantize.plan import make_plan
 from clefq.quantize.protected import PROTECTED
-from clefq.quantize.recipes import SCHEMES, Recipe, bundled_recipe
+from clefq.quantize.recipes import Recipe, bundled_recipe
 from clefq.quantize.run import QuantizeSpec, quantize
 from clefq.quantize.tensors import open_tensors
-from clefq.sensitivity.blocks import BF16, PRESETS, Block, find_blocks, parse_schemes, uniform
+from clefq.sensitivity.blocks import Block, find_blocks, parse_schemes, uniform
 from clefq.sensitivity.cost import DEFAULT_SPEEDS, cost_model, parse_speeds
 from clefq.sensitivity.layouts import published_layouts, recipe_layout, write_recipe
 
@@ -36,12 +37,12 @@ def test_the_blocks_are_what_the_plain_recipe_quantizes(
     ]
 
 
-@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+@pytest.mark.parametrize("scheme", sorted(RECIPES))
 def test_every_bundled_recipe_is_a_layout(
     release: Path, blocks: tuple[Block, ...], scheme: str
 ) -> None:
     layout = recipe_layout(release, blocks, bundled_recipe(scheme, 4))
-    if scheme in PRESETS:
+    if scheme in RECIPE_FORMATS:
         assert layout == uniform(blocks, scheme)
     if scheme == "nvfp4-mlp":
         assert layout == {b.name: "nvfp4" if b.kind == "mlp" else BF16 for b in blocks}
@@ -53,7 +54,7 @@ def test_every_bundled_recipe_is_a_layout(
 def test_any_layout_survives_its_recipe(release: Path, blocks: tuple[Block, ...]) -> None:
     rng = random.Random(0)
     for _ in range(2):
-        layout = {block.name: rng.choice([BF16, *PRESETS]) for block in blocks}
+        layout = {block.name: rng.choice([BF16, *RECIPE_FORMATS]) for block in blocks}
         recipe = write_recipe(release, blocks, layout, ["A test."])
         assert recipe.text.startswith("# A test.\n#\n# llm-compressor reads this file unchanged.")
         assert recipe_layout(release, blocks, recipe) == layout
@@ -82,7 +83,7 @@ quant_stage:
 
 def test_no_layout_reaches_what_must_stay_as_it_is(release: Path, checkpoint: Checkpoint) -> None:
     blocks = find_blocks(checkpoint)
-    for scheme in PRESETS:
+    for scheme in RECIPE_FORMATS:
         plan = make_plan(release, write_recipe(release, blocks, uniform(blocks, scheme), []))
         modules = list(plan.modules)
         assert not any(name in module for module in modules for name in ("lm_head", "visual"))
@@ -91,7 +92,7 @@ def test_no_layout_reaches_what_must_stay_as_it_is(release: Path, checkpoint: Ch
 
 
 def test_published_layouts_keep_to_the_schemes(release: Path, blocks: tuple[Block, ...]) -> None:
-    every = published_layouts(release, blocks, PRESETS)
+    every = published_layouts(release, blocks, RECIPE_FORMATS)
     assert list(every) == [
         "fp8",
         "nvfp4a16",
