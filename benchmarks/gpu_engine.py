@@ -85,6 +85,7 @@ def main() -> None:
     run.add_argument("--max-images", type=int, default=1)
     run.add_argument("--gdn", default="triton", choices=["auto", "triton", "flashinfer"])
     run.add_argument("--eager", action="store_true")
+    run.add_argument("--four-bit", default="auto", help="how NVFP4 layers run; see ServeSettings")
     run.add_argument("--engine-args", type=json.loads, default={}, help="more of vLLM's, as JSON")
     run.add_argument("--variants", nargs="+", default=[], choices=list(VARIANTS))
     run.add_argument("--profile", action="store_true")
@@ -456,6 +457,7 @@ class Vllm:
             step_tokens=options.step_tokens,
             gdn_backend=options.gdn,
             eager=options.eager,
+            four_bit=options.four_bit,
         )
         if options.engine_args:
             from clefq.serving import runtime

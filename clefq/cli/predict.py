@@ -87,6 +87,15 @@ def command(
         ),
     ] = 1,
     tp: Annotated[int, typer.Option("--tp", metavar="N", help="GPUs of each engine (vllm).")] = 1,
+    four_bit: Annotated[
+        str,
+        typer.Option(
+            "--four-bit",
+            metavar="HOW",
+            help="NVFP4 layers on a GPU (vllm): auto, kernel (vLLM's choice), bf16 (unpacked at "
+            "load), or simulated (W4A4 as Blackwell rounds it).",
+        ),
+    ] = "auto",
     concurrency: Annotated[
         int | None,
         typer.Option("--concurrency", metavar="N", help="Requests in flight (with --engine http)."),
@@ -118,6 +127,7 @@ def command(
         concurrency=concurrency,
         copies=dp,
         tensor_parallel=tp,
+        four_bit=four_bit,
     )
     choice = _Choice(model, variant, eval_set, parse_engine(engine), url, out)
     folder = find_run(run)

@@ -105,6 +105,15 @@ def command(
             "--gdn-backend", metavar="NAME", help="DeltaNet prefill: auto, triton or flashinfer."
         ),
     ] = "auto",
+    four_bit: Annotated[
+        str,
+        typer.Option(
+            "--four-bit",
+            metavar="HOW",
+            help="NVFP4 layers on a GPU : auto, kernel (vLLM's choice), bf16 (unpacked at "
+            "load), simulated (W4A4).",
+        ),
+    ] = "auto",
     gpu_memory: Annotated[
         float,
         typer.Option(
@@ -194,6 +203,7 @@ def command(
         tensor_parallel=tp,
         gpu_memory=gpu_memory,
         eager=eager,
+        four_bit=four_bit,  # type: ignore[arg-type]  # checked there
         cpu_threads=threads,
     )
     if vllm_command:

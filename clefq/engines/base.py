@@ -70,6 +70,7 @@ class EngineSpec:
         concurrency: Requests in flight (http only), or None for the engine's own choice.
         copies: Engines side by side, each with GPUs or cores of its own (vllm only).
         tensor_parallel: GPUs that share one copy (vllm only).
+        four_bit: How NVFP4 layers run on a GPU (vllm only): see `ServeSettings`.
     """
 
     max_length: int = DEFAULT_MAX_LENGTH
@@ -81,6 +82,7 @@ class EngineSpec:
     concurrency: int | None = None
     copies: int = 1
     tensor_parallel: int = 1
+    four_bit: str = "auto"
 
     def __post_init__(self) -> None:
         faults = [

@@ -158,7 +158,7 @@ def _refuse_local_options(spec: EngineSpec) -> None:
     default = EngineSpec()
     given = [
         f"--{name.replace('_', '-')}"
-        for name in ("truncate_state", "batch_tokens", "device", "dtype", "threads")
+        for name in ("truncate_state", "batch_tokens", "device", "dtype", "threads", "four_bit")
         if getattr(spec, name) != getattr(default, name)
     ]
     if given:

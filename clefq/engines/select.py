@@ -108,6 +108,11 @@ def open_engine(name: EngineName, folder: Path, spec: EngineSpec, console: Conso
         raise InputError(
             f"the {name} engine runs on one device.", fix="leave --dp and --tp out, or use vllm."
         )
+    if name != "vllm" and spec.four_bit != "auto":
+        raise InputError(
+            f"--four-bit is an option of the vllm engine, not of {name}.",
+            fix="leave it out: transformers simulates four bits by itself.",
+        )
     engine: Engine = import_module(ENGINE_MODULES[name]).open_engine(folder, spec)
     for warning in getattr(engine, "warnings", ()):
         console.note(f"warning: {warning}")

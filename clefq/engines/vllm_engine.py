@@ -136,6 +136,7 @@ def serve_settings(spec: EngineSpec) -> ServeSettings:
         max_images=MAX_IMAGES,
         cpu_threads=spec.threads,
         tensor_parallel=spec.tensor_parallel,
+        four_bit=spec.four_bit,  # type: ignore[arg-type]  # checked there
     )
     if spec.batch_tokens is not None:
         settings = replace(settings, step_tokens=spec.batch_tokens)

@@ -28,6 +28,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from clefq.clef.head import JointHead
 from clefq.clef.head_config import HEAD_FILE
 from clefq.serving.deltanet import FLASHINFER_HEAD, fits_flashinfer
+from clefq.serving.gpu_nvfp4 import four_bit_layers
 from clefq.serving.head_files import check_format, head_config, head_subfolder
 from clefq.serving.pooler import JointHeadPooler
 
@@ -46,7 +47,8 @@ class ClefqForJointSchema(Qwen3_5ForConditionalGeneration):
     is_pooling_model = True
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "model") -> None:
-        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        with four_bit_layers(vllm_config):
+            super().__init__(vllm_config=vllm_config, prefix=prefix)
         model = vllm_config.model_config
         check_deltanet(self, model.hf_text_config.to_dict())
         check_format(model.model)

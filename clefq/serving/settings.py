@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from clefq.clef.config_match import activation_bits, quantization_of
 from clefq.clef.encoding import DEFAULT_MAX_LENGTH
+from clefq.clef.tensor_files import read_header
 from clefq.errors import InputError
 from clefq.serving.deltanet import FLASHINFER_HEAD, chosen_backend, fits_flashinfer
 from clefq.serving.head_files import check_format, head_config
@@ -18,6 +19,10 @@ from clefq.store.atomic import read_json
 
 GdnBackend = Literal["auto", "triton", "flashinfer"]
 GDN_BACKENDS = ("auto", "triton", "flashinfer")
+FourBit = Literal["auto", "kernel", "bf16", "simulated"]
+FOUR_BIT = ("auto", "kernel", "bf16", "simulated")
+# Where the choice travels in vLLM's own configuration, which keys its cache of compiled code.
+FOUR_BIT_KEY = "clefq_four_bit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,9 @@ class ServeSettings:
         tensor_parallel: GPUs that share one copy of the model.
         gpu_memory: Fraction of a GPU's memory that vLLM may take.
         eager: No compilation and no CUDA graphs: starts in seconds, runs slower.
+        four_bit: How NVFP4 layers run on a GPU: `kernel` as vLLM chooses (native, or Marlin's
+            weight-only kernel), `bf16` unpacked at load, `simulated` with inputs rounded as
+            four-bit units round them; `auto` unpacks where that is faster and fits.
         cpu_cache_gib: Memory for the key-value cache on a CPU.
         cpu_threads: Threads on a CPU, or None for vLLM's own choice.
     """
@@ -49,6 +57,7 @@ class ServeSettings:
     tensor_parallel: int = 1
     gpu_memory: float = 0.9
     eager: bool = False
+    four_bit: FourBit = "auto"
     cpu_cache_gib: int = 1
     cpu_threads: int | None = None
 
@@ -66,6 +75,8 @@ class ServeSettings:
             faults.append(
                 f"gdn_backend is {self.gdn_backend!r}, expected one of {', '.join(GDN_BACKENDS)}"
             )
+        if self.four_bit not in FOUR_BIT:
+            faults.append(f"four_bit is {self.four_bit!r}, expected one of {', '.join(FOUR_BIT)}")
         if faults:
             raise InputError(f"serving settings: {faults[0]}.", faults=faults[1:])
 
@@ -131,8 +142,13 @@ def engine_arguments(
     if text_only:
         arguments["language_model_only"] = True
     if cpu:
+        _check_four_bit(settings.four_bit)
         arguments["skip_mm_profiling"] = True
         return arguments
+    if weights := unpacked_bytes(folder):
+        arguments["additional_config"] = {
+            FOUR_BIT_KEY: {"kind": settings.four_bit, "weights": weights}
+        }
     arguments["gpu_memory_utilization"] = settings.gpu_memory
     backend = gdn_backend(folder, config, settings.gdn_backend, here=here)
     if backend != "auto":
@@ -186,6 +202,30 @@ def bind_cores(cores: Sequence[int], ranks: int) -> str:
     """
     parts = [list(cores[rank::ranks]) or [cores[rank % len(cores)]] for rank in range(ranks)]
     return "|".join(",".join(map(str, part)) for part in parts)
+
+
+def unpacked_bytes(folder: Path) -> int:
+    """Bytes of a four-bit checkpoint's weights once unpacked to BF16; 0 where nothing is packed.
+
+    Raises:
+        CheckpointError: A file is no whole safetensors file.
+    """
+    sizes = [
+        (name.endswith(".weight_packed"), info.nbytes)
+        for file in sorted(folder.glob("model*.safetensors"))
+        for name, info in read_header(file).items()
+    ]
+    if not any(packed for packed, _ in sizes):
+        return 0
+    return sum(4 * size if packed else size for packed, size in sizes)
+
+
+def _check_four_bit(asked: FourBit) -> None:
+    if asked == "bf16":
+        raise InputError(
+            "--four-bit bf16 is for GPUs; on a CPU four-bit layers are emulated.",
+            fix="leave --four-bit out.",
+        )
 
 
 def gdn_backend(
