@@ -51,9 +51,9 @@ def sample(records: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def resample(records: int, threads: int, metrics: int = 1) -> dict[str, float]:
-    from clefq.parity.bootstrap import percentile_job, quantiles
-    from clefq.parity.intervals import ratio
-    from clefq.parity.resampling import run_jobs
+    from clefq.parity.statistics.bootstrap import percentile_job, quantiles
+    from clefq.parity.statistics.intervals import ratio
+    from clefq.parity.statistics.resampling import run_jobs
 
     value = ratio(*sample(records))
 
@@ -67,9 +67,9 @@ def resample(records: int, threads: int, metrics: int = 1) -> dict[str, float]:
 
 
 def studentized(records: int, threads: int) -> dict[str, float]:
-    from clefq.parity.bootstrap import studentized_interval, studentized_job
-    from clefq.parity.intervals import ratio
-    from clefq.parity.resampling import run_jobs
+    from clefq.parity.statistics.bootstrap import studentized_interval, studentized_job
+    from clefq.parity.statistics.intervals import ratio
+    from clefq.parity.statistics.resampling import run_jobs
 
     value = ratio(*sample(records))
 
@@ -103,8 +103,8 @@ def scipy_bootstrap(records: int, resamples: int) -> dict[str, float]:
 
 
 def whole(questions: int, slices: int) -> dict[str, float]:
-    from clefq.parity.pairs import PairedSet, join
-    from clefq.parity.statistics import StatisticsSpec, compare
+    from clefq.parity.statistics.pair_statistics import StatisticsSpec, compare
+    from clefq.parity.statistics.pairs import PairedSet, join
     from clefq.store.predictions import Predictions, validate_frame
     from tests.parity.factory import META
 

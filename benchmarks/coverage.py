@@ -16,10 +16,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clefq.parity.bootstrap import percentile_job, quantiles, studentized_interval, studentized_job
-from clefq.parity.figures import CLUSTER_T_FROM
-from clefq.parity.intervals import Ratio, cluster_t, korn_graubard, paired_tango, ratio
-from clefq.parity.resampling import run_jobs
+from clefq.parity.statistics.bootstrap import (
+    percentile_job,
+    quantiles,
+    studentized_interval,
+    studentized_job,
+)
+from clefq.parity.statistics.figures import CLUSTER_T_FROM
+from clefq.parity.statistics.intervals import Ratio, cluster_t, korn_graubard, paired_tango, ratio
+from clefq.parity.statistics.resampling import run_jobs
 
 RECORDS = (26, 64, 256, 1400)
 RESAMPLES = 2000

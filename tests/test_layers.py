@@ -49,9 +49,25 @@ ALLOWED: dict[str, set[str]] = {
     },
 }
 
+# inside parity, which folders a file of one may import: what answers say, what is asked of that,
+# what is written of both; files beside the folders may import all three
+PARITY_FLOORS: dict[str, set[str]] = {
+    "statistics": {"statistics"},
+    "gates": {"statistics", "gates"},
+    "report": {"statistics", "gates", "report"},
+}
+
 
 def imports(path: Path) -> Iterator[str]:
     """Subpackages of clefq that a file imports."""
+    for module in modules(path):
+        package = module.partition(".")[0]
+        if (ROOT / package).is_dir():
+            yield package
+
+
+def modules(path: Path) -> Iterator[str]:
+    """Modules of clefq that a file imports, without the `clefq.` before them."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names: list[str] = []
         if isinstance(node, ast.Import):
@@ -61,9 +77,8 @@ def imports(path: Path) -> Iterator[str]:
             if node.module == "clefq":
                 names = [f"clefq.{alias.name}" for alias in node.names]
         for name in names:
-            parts = name.split(".")
-            if parts[0] == "clefq" and len(parts) > 1 and (ROOT / parts[1]).is_dir():
-                yield parts[1]
+            if name.startswith("clefq."):
+                yield name.removeprefix("clefq.")
 
 
 def test_every_package_has_its_place() -> None:
@@ -80,6 +95,20 @@ def test_imports_point_down() -> None:
         if other != package and other not in allowed
     ]
     assert wrong == []
+
+
+def test_the_floors_of_parity() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports clefq.{module}"
+        for folder, allowed in PARITY_FLOORS.items()
+        for path in sorted((ROOT / "parity" / folder).rglob("*.py"))
+        for module in modules(path)
+        if module.startswith("parity.") and module.split(".")[1] not in allowed
+    ]
+    assert wrong == []
+    assert {path.parent.name for path in (ROOT / "parity").glob("*/__init__.py")} == set(
+        PARITY_FLOORS
+    )
 
 
 def test_only_their_packages_import_the_heavy_libraries() -> None:

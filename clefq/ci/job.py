@@ -18,14 +18,14 @@ from clefq.ci.spec import GateJob, JobResult, Recipe
 from clefq.errors import InputError
 from clefq.names.models import Side, check_apart, check_name, identify
 from clefq.names.run import BASELINE, RunFolder
-from clefq.parity.gates import FAIL
-from clefq.parity.verdict import worst
+from clefq.parity.gates.judging import FAIL
+from clefq.parity.gates.verdict import worst
 from clefq.store.predictions import read_meta
 from clefq.store.sets import SetFolder, open_set
 
 if TYPE_CHECKING:
     from clefq.console import Console
-    from clefq.parity.compare import JudgeSpec
+    from clefq.parity.gates.compare import JudgeSpec
     from clefq.parity.run import SetJob
     from clefq.quantize.audit.report import AuditReport
 
@@ -222,7 +222,7 @@ class Running:
     def _comparison(
         self, folder: SetFolder | None, files: Sequence[Path], sides: Sequence[Side]
     ) -> SetJob:
-        from clefq.parity.report_summary import sizes_of
+        from clefq.parity.report.summary import sizes_of
         from clefq.parity.run import SetJob
 
         baseline, candidate = files

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from clefq import __version__
 from clefq.engines.base import EngineName
 from clefq.errors import ExitCode
-from clefq.parity.gates import FAIL
-from clefq.parity.verdict import EXIT_CODES
+from clefq.parity.gates.judging import FAIL
+from clefq.parity.gates.verdict import EXIT_CODES
 
 Audit = Literal["source", "alone", "off"]
 AUDITS: tuple[Audit, ...] = ("source", "alone", "off")

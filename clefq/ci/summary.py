@@ -13,10 +13,10 @@ from pathlib import Path
 
 from clefq.ci.spec import GateJob, JobResult, Step
 from clefq.errors import ClefqError
-from clefq.parity.report_files import REPORT_FILE
-from clefq.parity.report_format import MARKS, markdown_cell, markdown_prose
-from clefq.parity.report_junit import junit_xml
-from clefq.parity.report_markdown import report_markdown
+from clefq.parity.gates.formatting import MARKS, markdown_cell, markdown_prose
+from clefq.parity.report.files import REPORT_FILE
+from clefq.parity.report.junit import junit_xml
+from clefq.parity.report.markdown import report_markdown
 from clefq.store.atomic import disk_error, read_json, write_json, write_text
 
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"

@@ -206,7 +206,7 @@ def _publish(
 def _published_text(found: Published) -> RenderableType:
     from rich.text import Text
 
-    from clefq.parity.report_format import gigabytes
+    from clefq.parity.gates.formatting import gigabytes
 
     verdicts = ", ".join(f"{name}: {word.upper()}" for name, word in found.verdicts.items())
     lines = [

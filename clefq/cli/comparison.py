@@ -27,8 +27,8 @@ from clefq.store.predictions import PredictionsMeta, read_meta
 if TYPE_CHECKING:
     from clefq.console import Console
     from clefq.engines.base import EngineName
-    from clefq.parity.gate_schema import GateFile
-    from clefq.parity.report_summary import Sizes
+    from clefq.parity.gates.schema import GateFile
+    from clefq.parity.report.summary import Sizes
 
 _VARIANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 RESERVED = ("index.html", "summary.json")
@@ -286,7 +286,7 @@ def sizes(found: SetPlan, run: RunFolder | None = None) -> Sizes:
         found: What is compared.
         run: The run folder: its own predictions files, given by path, have their checkpoints here.
     """
-    from clefq.parity.report_summary import sizes_of
+    from clefq.parity.report.summary import sizes_of
 
     folders = {}
     for slot in (found.baseline, *found.candidates):

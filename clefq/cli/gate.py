@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from clefq.console import Console
     from clefq.names.run import RunFolder
-    from clefq.parity.freeze import Frozen
-    from clefq.parity.gate_schema import BoundBaseline, BoundSet
+    from clefq.parity.gates.freeze import Frozen
+    from clefq.parity.gates.schema import BoundBaseline, BoundSet
     from clefq.parity.rejudge import Rejudged
 
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
@@ -109,10 +109,10 @@ def _judge(
     console: Console,
 ) -> None:
     from clefq.ci.summary import append_summary
+    from clefq.parity.gates.verdict import EXIT_CODES, worst
     from clefq.parity.rejudge import find_reports, rejudge
-    from clefq.parity.report_junit import junit_xml
-    from clefq.parity.report_markdown import report_markdown
-    from clefq.parity.verdict import EXIT_CODES, worst
+    from clefq.parity.report.junit import junit_xml
+    from clefq.parity.report.markdown import report_markdown
     from clefq.store.atomic import write_text
 
     paths = find_reports(target)
@@ -181,7 +181,7 @@ def _freeze(
 ) -> None:
     from clefq.errors import InputError
     from clefq.names.run import find_run
-    from clefq.parity.freeze import FreezeJob, freeze
+    from clefq.parity.gates.freeze import FreezeJob, freeze
 
     template, eval_set, baseline = names
     if eval_set is None or baseline is None:
@@ -201,7 +201,7 @@ def _freeze(
 
 def _bound_set(name: str, run: RunFolder | None) -> BoundSet:
     from clefq.names.run import find_set
-    from clefq.parity.gate_schema import BoundSet
+    from clefq.parity.gates.schema import BoundSet
     from clefq.store.sets import open_set
 
     found = open_set(find_set(name, run))
@@ -210,8 +210,8 @@ def _bound_set(name: str, run: RunFolder | None) -> BoundSet:
 
 def _bound_baseline(name: str, bound: BoundSet, run: RunFolder | None) -> BoundBaseline:
     from clefq.names.predictions import is_predictions
-    from clefq.parity.freeze import baseline_of
-    from clefq.parity.gate_schema import BoundBaseline
+    from clefq.parity.gates.freeze import baseline_of
+    from clefq.parity.gates.schema import BoundBaseline
     from clefq.store.predictions import read_meta
 
     if is_predictions(name):

@@ -65,9 +65,9 @@ def command(
     from clefq.console import Console
     from clefq.engines.select import parse_engine
     from clefq.names.run import find_run
-    from clefq.parity.report_files import judged_in
+    from clefq.parity.gates.verdict import EXIT_CODES, worst
+    from clefq.parity.report.files import judged_in
     from clefq.parity.run import SetJob, judge_set, load_spec
-    from clefq.parity.verdict import EXIT_CODES, worst
 
     console = Console(json_output=json_output, quiet=quiet)
     folder = find_run(run)

@@ -10,8 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from clefq.parity.report_format import NONE
-from clefq.parity.verdict import EXIT_CODES, worst
+from clefq.parity.gates.formatting import NONE
+from clefq.parity.gates.verdict import EXIT_CODES, worst
 
 STYLES = {"pass": "green", "fail": "red", "inconclusive": "yellow", "invalid": "magenta"}
 Result = tuple[Path, Mapping[str, Any]]

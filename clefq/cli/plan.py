@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from clefq.parity.gate_schema import GateFile
+    from clefq.parity.gates.schema import GateFile
     from clefq.parity.plan_gates import Assumptions, PlanRow
 
 
@@ -98,7 +98,7 @@ def _document(report: Path | None) -> tuple[dict[str, Any] | None, str]:
         return None, "assumed"
     from clefq.errors import InputError
     from clefq.parity.rejudge import find_reports
-    from clefq.parity.report_json import read_parity
+    from clefq.parity.report.parity_json import read_parity
 
     paths = find_reports(report)
     if len(paths) > 1:
@@ -122,8 +122,8 @@ def _assumptions(
 
 
 def _gates(name: str | None, document: dict[str, Any] | None) -> GateFile:
-    from clefq.parity.gate_files import load_gates
-    from clefq.parity.gate_parsing import parse_gates
+    from clefq.parity.gates.files import load_gates
+    from clefq.parity.gates.parsing import parse_gates
 
     if name is None and document is not None:
         return parse_gates(document["gate_file"]["text"].encode("utf-8"), "the report's gate file")
@@ -145,9 +145,9 @@ def _single_rows(
     assumed: Assumptions,
     confidence: float,
 ) -> list[PlanRow]:
-    from clefq.parity.gate_schema import Gate, GateFile
+    from clefq.parity.gates.planning import questions_for_half_width
+    from clefq.parity.gates.schema import Gate, GateFile
     from clefq.parity.plan_gates import PlanRow, plan_from_assumptions
-    from clefq.parity.planning import questions_for_half_width
 
     margin, floor, half_width = single
     gates = []
@@ -181,7 +181,7 @@ def _text(rows: Sequence[PlanRow], assumed: Assumptions) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    from clefq.parity.report_format import count
+    from clefq.parity.gates.formatting import count
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("gate", overflow="fold")

@@ -7,10 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from clefq.errors import InputError
-from clefq.parity.gate_schema import Gate, GateFile
-from clefq.parity.gates import GateResult, judge_gate, limit_of, questions_needed
-from clefq.parity.metric import Metric
-from clefq.parity.planning import (
+from clefq.parity.gates.judging import GateResult, judge_gate, limit_of, questions_needed
+from clefq.parity.gates.planning import (
     DifferencePlan,
     design_effect,
     detectable_difference,
@@ -18,7 +16,9 @@ from clefq.parity.planning import (
     questions_for_floor,
     questions_for_power,
 )
+from clefq.parity.gates.schema import Gate, GateFile
 from clefq.parity.rejudge import StoredSource
+from clefq.parity.statistics.metric import Metric
 
 DISCORDANCE = 0.057
 FLIPS = (0, 1, 2, 3)

@@ -14,28 +14,28 @@ from pathlib import Path
 from typing import Any
 
 from clefq.errors import InputError
-from clefq.parity.compare import (
+from clefq.parity.gates.compare import (
     CandidateReport,
     gate_banners,
     judge_candidate,
     replicate_banners,
 )
-from clefq.parity.gate_files import LoadedGates
-from clefq.parity.gate_parsing import parse_gates
-from clefq.parity.gates import OVERALL, FigureQuery, judge_gates, limit_of
-from clefq.parity.metric import Metric
-from clefq.parity.preregistration import (
+from clefq.parity.gates.files import LoadedGates
+from clefq.parity.gates.judging import FigureQuery, judge_gates, limit_of
+from clefq.parity.gates.parsing import parse_gates
+from clefq.parity.gates.preregistration import (
     UNPROVEN,
     Commit,
     GitEvidence,
     Preregistration,
     assess,
 )
-from clefq.parity.report_files import REPORT_FILE
-from clefq.parity.report_json import document_digest, parity_document, read_parity, signed
+from clefq.parity.gates.verdict import INVALID, Coverage, Evidence, Verdict, draw_verdict
+from clefq.parity.report.files import REPORT_FILE
+from clefq.parity.report.parity_json import document_digest, parity_document, read_parity, signed
 from clefq.parity.run import FROM_BOUNDS, FROM_PREDICTIONS, judge_spec, provenance
-from clefq.parity.slices import LENGTH_BANDS, MARGIN_BANDS, OPTION_BANDS
-from clefq.parity.verdict import INVALID, Coverage, Evidence, Verdict, draw_verdict
+from clefq.parity.statistics.metric import OVERALL, Metric
+from clefq.parity.statistics.slices import LENGTH_BANDS, MARGIN_BANDS, OPTION_BANDS
 from clefq.store.atomic import sha256_bytes, sha256_file
 from clefq.store.predictions import PredictionsMeta, read_predictions
 

@@ -15,12 +15,12 @@ from typing import Any
 from clefq import __version__
 from clefq.console import Console
 from clefq.errors import PredictionsError
-from clefq.parity.compare import CandidateReport, JudgeSpec, judge_candidate
-from clefq.parity.gate_files import LoadedGates, load_gates
-from clefq.parity.preregistration import GitEvidence, find_superseded, git_evidence
-from clefq.parity.report_files import ReportSpec, write_reports
-from clefq.parity.report_json import Provenance
-from clefq.parity.report_summary import Sizes
+from clefq.parity.gates.compare import CandidateReport, JudgeSpec, judge_candidate
+from clefq.parity.gates.files import LoadedGates, load_gates
+from clefq.parity.gates.preregistration import GitEvidence, find_superseded, git_evidence
+from clefq.parity.report.files import ReportSpec, write_reports
+from clefq.parity.report.parity_json import Provenance
+from clefq.parity.report.summary import Sizes
 from clefq.store.atomic import sha256_file
 from clefq.store.predictions import Predictions, PredictionsMeta, read_predictions
 

@@ -17,7 +17,7 @@ import jinja2
 
 from clefq.errors import InputError
 from clefq.names.hub import is_hub_id
-from clefq.parity.report_format import (
+from clefq.parity.gates.formatting import (
     count,
     figure,
     gigabytes,

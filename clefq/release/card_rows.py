@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from clefq.parity.cards import find_card
-from clefq.parity.gates import title_of
-from clefq.parity.report_format import MARKS, count, figure, interval, limit_text, markdown_cell
+from clefq.parity.gates.cards import find_card
+from clefq.parity.gates.formatting import MARKS, count, figure, interval, limit_text, markdown_cell
+from clefq.parity.gates.judging import title_of
 from clefq.release.evidence import Evidence, SetEvidence
 from clefq.release.speed import BenchRow, Speed
 from clefq.store.atomic import sha256_file

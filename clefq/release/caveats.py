@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from clefq.clef.formats import MEANT_ARITHMETIC
-from clefq.parity.preregistration import PREREGISTERED
-from clefq.parity.report_format import count, figure, interval, markdown_cell
-from clefq.parity.slices import LENGTH_BANDS, OPTION_BANDS
+from clefq.parity.gates.formatting import count, figure, interval, markdown_cell
+from clefq.parity.gates.preregistration import PREREGISTERED
+from clefq.parity.statistics.slices import LENGTH_BANDS, OPTION_BANDS
 from clefq.release.evidence import Evidence, SetEvidence
 
 WEAKEST = 3

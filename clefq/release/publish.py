@@ -16,7 +16,7 @@ from clefq.console import Console
 from clefq.errors import AuditError, InputError
 from clefq.names.run import EVIDENCE, RunFolder, find_place
 from clefq.parity.rejudge import slice_order
-from clefq.parity.report_files import write_breakdown
+from clefq.parity.report.files import write_breakdown
 from clefq.quantize.finish import hash_files
 from clefq.release.bundle import BundleJob, pack_evidence
 from clefq.release.card import CardOptions, make_card

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from clefq.parity.arrays import FloatArray
-from clefq.parity.divergences import QuestionValues, question_values
-from clefq.parity.figures import indices, pending_figure, resolve
-from clefq.parity.gate_files import load_gates
-from clefq.parity.measures import MEAN, Measure, measures
-from clefq.parity.metric import Metric
-from clefq.parity.pairs import PairedSet, join
-from clefq.parity.statistics import StatisticsSpec, sampling_of
+from clefq.parity.gates.files import load_gates
+from clefq.parity.statistics.arrays import FloatArray
+from clefq.parity.statistics.divergences import QuestionValues, question_values
+from clefq.parity.statistics.figures import indices, pending_figure, resolve
+from clefq.parity.statistics.measures import MEAN, Measure, measures
+from clefq.parity.statistics.metric import Metric
+from clefq.parity.statistics.pair_statistics import StatisticsSpec, sampling_of
+from clefq.parity.statistics.pairs import PairedSet, join
 from clefq.store.predictions import Predictions, PredictionsMeta
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from clefq.errors import PredictionsError
-from clefq.parity.divergences import question_values
-from clefq.parity.measures import MEAN, PAIRED, Measure
-from clefq.parity.metric import Metric
-from clefq.parity.pairs import join
+from clefq.parity.statistics.divergences import question_values
+from clefq.parity.statistics.measures import MEAN, PAIRED, Measure
+from clefq.parity.statistics.metric import Metric
+from clefq.parity.statistics.pairs import join
 from clefq.sensitivity.figures import figures_of
 from clefq.store.predictions import Predictions
 

@@ -11,7 +11,7 @@ import jinja2
 from markupsafe import Markup
 
 from clefq.console import size_text
-from clefq.parity.report_format import NONE, figure, short_hash
+from clefq.parity.gates.formatting import NONE, figure, short_hash
 from clefq.sensitivity.report_plots import front_plot, heat_map
 from clefq.sensitivity.report_text import milli, short
 from clefq.sensitivity.schema import BlockResult, LayoutResult, Sensitivity, searched, worst_first
@@ -40,7 +40,7 @@ def report_html(found: Sensitivity) -> str:
 
 @cache
 def _environment() -> jinja2.Environment:
-    shared = files("clefq.parity").joinpath("templates")
+    shared = files("clefq.parity.report").joinpath("templates")
     own = files("clefq.sensitivity").joinpath("templates")
     sources = {
         "base.html.j2": shared.joinpath("base.html.j2").read_text("utf-8"),

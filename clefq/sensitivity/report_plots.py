@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from clefq.parity.svg import Axis, Canvas, picture, text_at
+from clefq.parity.report.svg import Axis, Canvas, picture, text_at
 from clefq.sensitivity.report_text import milli, short
 from clefq.sensitivity.schema import SEARCHED, BlockResult, LayoutResult, Sensitivity
 

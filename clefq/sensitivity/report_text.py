@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from clefq.console import name_table, size_text
-from clefq.parity.metric import Metric
-from clefq.parity.report_format import NONE
+from clefq.parity.gates.formatting import NONE
+from clefq.parity.statistics.metric import Metric
 from clefq.sensitivity.paired import PairedDifference
 from clefq.sensitivity.schema import (
     RECIPE_FILE,

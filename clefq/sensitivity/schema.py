@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from clefq.errors import InputError
-from clefq.parity.metric import Metric
+from clefq.parity.statistics.metric import Metric
 from clefq.sensitivity.figures import Damage
 from clefq.store.atomic import read_json, write_json
 from clefq.store.strict import read_strict, to_plain

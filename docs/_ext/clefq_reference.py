@@ -126,7 +126,7 @@ def _help(parameter: Any) -> str:
 
 def metrics_page() -> Iterator[str]:
     """Every metric, from its card."""
-    from clefq.parity.cards import load_cards
+    from clefq.parity.gates.cards import load_cards
 
     yield from ("# Metrics", "", NOTE, "")
     yield "Names as in `parity.json` and in gate files. `@T` and `@NAME` stand for a threshold and"
@@ -157,7 +157,7 @@ def _gate_of(card: Any) -> str:
 def formats_page() -> Iterator[str]:
     """Every file that clefq writes and others may read."""
     from clefq.ci.spec import JobResult, Step
-    from clefq.parity.gate_schema import BoundBaseline, Gate, GateFile, PolicySpec
+    from clefq.parity.gates.schema import BoundBaseline, Gate, GateFile, PolicySpec
     from clefq.quantize.manifest import Manifest
     from clefq.release.hash_tree import HashTree
     from clefq.store.predictions import PredictionsMeta
@@ -234,11 +234,11 @@ def _columns() -> Iterator[tuple[str, str, str]]:
 
 
 def _parity() -> Iterator[str]:
-    schema = json.loads((ROOT / "parity/schemas/parity.schema.json").read_text(encoding="utf-8"))
+    path = "parity/report/schemas/parity.schema.json"
+    schema = json.loads((ROOT / path).read_text(encoding="utf-8"))
     yield from ("", "## Parity report", "")
     yield "`report/<set>/<variant>/parity.json` follows this [JSON Schema"
-    yield "](../../clefq/parity/schemas/parity.schema.json) (draft 2020-12), which is part of the"
-    yield "package."
+    yield f"](../../clefq/{path}) (draft 2020-12), which is part of the package."
     yield ""
     for name, part in (("the report", schema), *((f"`{n}`", p) for n, p in _parts(schema))):
         yield from (f"Keys of {name}:", "")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from clefq.clef.records import parse_record
-from clefq.parity.pairs import join
+from clefq.parity.statistics.pairs import join
 from clefq.store.predictions import read_predictions
 from clefq.store.sets import SetDraft, SourceInfo, write_set
 

@@ -16,7 +16,7 @@ from clefq.data.definition import (
 )
 from clefq.data.sources import SOURCES
 from clefq.errors import DefinitionError
-from clefq.parity.cards import load_cards
+from clefq.parity.gates.cards import load_cards
 from clefq.store.data_files import data_folder
 
 SHIPPED = [

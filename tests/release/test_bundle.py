@@ -13,7 +13,7 @@ import pytest
 
 from clefq.console import Console
 from clefq.errors import InputError
-from clefq.parity.report_json import signed
+from clefq.parity.report.parity_json import signed
 from clefq.release.archive import pack
 from clefq.release.hash_tree import TREE, files_of, read_tree, write_tree
 from clefq.release.verify import Verified, differences, verify

@@ -14,8 +14,8 @@ import yaml
 
 from clefq.errors import InputError
 from clefq.names.run import find_place
-from clefq.parity.report_format import figure
-from clefq.parity.report_json import signed
+from clefq.parity.gates.formatting import figure
+from clefq.parity.report.parity_json import signed
 from clefq.release.card import CardOptions, make_card
 from clefq.release.card_text import card_text, compare, read_card
 from clefq.release.caveats import caveats

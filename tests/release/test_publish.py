@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clefq.clef.checkpoint import checkpoint_sha256
-from clefq.parity.report_format import figure
+from clefq.parity.gates.formatting import figure
 from clefq.release import verify_published
 from clefq.release.linking import place
 from clefq.release.verify import Verified

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from clefq.clef.records import parse_record
-from clefq.parity.gate_files import load_gates
+from clefq.parity.gates.files import load_gates
 from clefq.parity.rejudge import rejudge
 from clefq.store.sets import SetDraft, write_set
 from tests.cli.parity.conftest import Clefq

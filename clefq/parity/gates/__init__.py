@@ -1,0 +1,1 @@
+"""What is asked of the figures: gate files, judging, verdicts, plans."""

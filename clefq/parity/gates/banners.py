@@ -1,0 +1,101 @@
+"""What stands above a verdict because of what was compared and how it was run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from clefq.store.predictions import PredictionsMeta
+
+if TYPE_CHECKING:
+    from clefq.parity.gates.verdict import Coverage, Evidence
+
+COPIED = (
+    "every answer of the candidate is the baseline's to the last bit: a copy, or a server that "
+    "answers with another model than it was asked for"
+)
+
+
+def banners_of(evidence: Evidence) -> list[str]:
+    """Every warning of one comparison."""
+    found = []
+    coverage = evidence.coverage
+    if coverage.truncated:
+        found.append(
+            f"states were cut: {coverage.truncated:,} of {coverage.expected:,} questions were "
+            "answered without the end of their state"
+        )
+    if coverage.other_prompt:
+        found.append(prompts_text(coverage))
+    found += _model_banners(evidence.baseline, evidence.candidate)
+    for role, meta in (("baseline", evidence.baseline), ("candidate", evidence.candidate)):
+        if meta.kernels == "simulated":
+            found.append(
+                f"kernels: simulated ({role}): these answers emulate {meta.arithmetic} arithmetic "
+                f"on {meta.device}; real kernels may differ"
+            )
+        if unsaid(meta):
+            found.append(
+                f"unknown arithmetic ({role}): its server does not say what it runs; "
+                f"{meta.arithmetic} and {meta.kernels} kernels are assumed"
+            )
+    one, other = evidence.baseline, evidence.candidate
+    if one.engine != other.engine:
+        found.append(
+            f"engines differ: baseline {one.engine}, candidate {other.engine}; part of every "
+            "difference may be the engine's"
+        )
+    limits = [(meta.max_length, meta.truncate_state) for meta in (one, other)]
+    if limits[0] != limits[1]:
+        found.append(
+            "prompts may differ: the baseline was run with max_length "
+            f"{one.max_length}{_cut(one)}, the candidate with {other.max_length}{_cut(other)}"
+        )
+    return found
+
+
+def _model_banners(baseline: PredictionsMeta, candidate: PredictionsMeta) -> list[str]:
+    """Where the two models are not what a comparison with BF16 is about."""
+    found = []
+    if _one_model(baseline, candidate):
+        found.append(
+            "one model: baseline and candidate are the same checkpoint; this compares two runs "
+            "of it, not two models"
+        )
+    if baseline.scheme not in ("bf16", "unknown"):
+        swapped = "; are the two swapped?" if candidate.scheme == "bf16" else ""
+        found.append(
+            f"the baseline is quantized ({baseline.scheme}): the candidate is compared with it, "
+            f"not with BF16{swapped}"
+        )
+    return found
+
+
+def unsaid(meta: PredictionsMeta) -> bool:
+    """Whether the answers come from a server that does not say what it runs."""
+    return meta.engine == "http" and meta.dtype == "unknown"
+
+
+def _cut(meta: PredictionsMeta) -> str:
+    return " and states cut" if meta.truncate_state else ""
+
+
+def prompts_text(coverage: Coverage) -> str:
+    """How many questions were answered from different prompts."""
+    return (
+        f"different prompts: {coverage.other_prompt:,} of {coverage.valid:,} questions were "
+        "answered from another number of tokens, another cut of the state or another order of "
+        "options"
+    )
+
+
+def copied(evidence: Evidence) -> bool:
+    """Whether two models answer alike to the last bit, which rounded answers may do honestly."""
+    one, other = evidence.baseline, evidence.candidate
+    if evidence.mean_tv != 0 or other.probability_quantum is not None:
+        return False
+    return not _one_model(one, other)
+
+
+def _one_model(baseline: PredictionsMeta, candidate: PredictionsMeta) -> bool:
+    known = baseline.model_sha256 is not None
+    return known and baseline.model_sha256 == candidate.model_sha256

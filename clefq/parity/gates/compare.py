@@ -1,0 +1,329 @@
+"""Judges one candidate against the baseline: join, figures, gates, verdict. Pure.
+
+Files, git and clocks stay outside: predictions and evidence come in as values, and a
+`CandidateReport` goes out, which the report writers turn into files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from clefq.parity.gates.files import LoadedGates
+from clefq.parity.gates.judging import FigureQuery, GateResult, judge_gates
+from clefq.parity.gates.preregistration import AFTER_RESULTS, GitEvidence, Preregistration, assess
+from clefq.parity.gates.verdict import INVALID, Coverage, Evidence, Verdict, draw_verdict
+from clefq.parity.statistics.alarms import Alarm, slice_alarms
+from clefq.parity.statistics.metric import Metric
+from clefq.parity.statistics.noise_floor import NoiseFloor, noise_floor
+from clefq.parity.statistics.pair_statistics import PairStatistics, StatisticsSpec, compare
+from clefq.parity.statistics.pairs import PairedSet, PairingError, join
+from clefq.store.predictions import Predictions, PredictionsMeta
+
+MAX_EXAMPLES = 5
+OTHER_GATES = "gates changed after results"
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeSpec:
+    """What candidates are judged by.
+
+    Attributes:
+        loaded: The gate file.
+        evidence: What git says about it.
+        superseded: The gate file that it replaces, or None.
+        resamples: Bootstrap resamples.
+        threads: Threads of the resampling; never changes a number.
+        expected: Questions of the set where it is known; those in neither file then count as
+            failed on both sides.
+    """
+
+    loaded: LoadedGates
+    evidence: GitEvidence
+    superseded: LoadedGates | None = None
+    resamples: int = 10_000
+    threads: int = 2
+    expected: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SupersededVerdict:
+    """The verdict by the gate file that was replaced.
+
+    Attributes:
+        loaded: That gate file.
+        verdict: Its verdict on the same predictions.
+        results: Its gates.
+    """
+
+    loaded: LoadedGates
+    verdict: Verdict
+    results: tuple[GateResult, ...]
+
+
+@dataclass(frozen=True)
+class CandidateReport:
+    """Everything that the report files say about one candidate on one set.
+
+    Attributes:
+        baseline: Provenance of the baseline's predictions.
+        candidate: Provenance of the candidate's predictions.
+        loaded: The gate file.
+        preregistration: Whether it came before the results.
+        coverage: The coverage gate.
+        statistics: All figures; None where the files could not be paired.
+        results: Judged gates.
+        verdict: The verdict.
+        alarms: Slices in which the candidate is worse.
+        superseded: Verdict of the replaced gate file, or None.
+        noise: The baseline against its own replicates, or None.
+        replicates: Provenance of those replicates.
+        files: Role → `{"path", "sha256"}` of the predictions files, set by the caller.
+    """
+
+    baseline: PredictionsMeta
+    candidate: PredictionsMeta
+    loaded: LoadedGates
+    preregistration: Preregistration
+    coverage: Coverage
+    statistics: PairStatistics | None
+    results: tuple[GateResult, ...]
+    verdict: Verdict
+    alarms: tuple[Alarm, ...] = ()
+    superseded: SupersededVerdict | None = None
+    noise: NoiseFloor | None = None
+    replicates: tuple[PredictionsMeta, ...] = ()
+    files: Mapping[str, Any] = field(default_factory=dict)
+
+
+class StatisticsSource:
+    """Gate figures straight from the statistics, at each gate's own confidence.
+
+    Args:
+        statistics: The pair's statistics.
+        noise: The noise floor, or None without a replicate.
+    """
+
+    def __init__(self, statistics: PairStatistics, noise: NoiseFloor | None) -> None:
+        self._statistics = statistics
+        self._noise = noise
+
+    def figure(self, query: FigureQuery) -> Metric | None:
+        """The figure, or None where the set has no such slice or no replicate was given."""
+        if query.reference == "replicate":
+            if self._noise is None:
+                return None
+            return self._noise.excess(
+                query.metric, query.slice, confidence=query.confidence, margin=query.limit
+            )
+        return self._statistics.for_gate(
+            query.metric, query.slice, confidence=query.confidence, margin=query.limit
+        )
+
+    def missing(self, query: FigureQuery) -> str:
+        """Why there is no figure."""
+        if query.reference == "replicate" and self._noise is None:
+            return "no replicate of the baseline was given (--replicate)"
+        return f"the set has no slice {query.slice}"
+
+    def slice_names(self, by: str) -> Sequence[str]:
+        """Slices of one key, in the statistics' order."""
+        return [name for name in self._statistics.slices if name.startswith(f"{by}=")]
+
+
+def judge_candidate(
+    baseline: Predictions,
+    candidate: Predictions,
+    spec: JudgeSpec,
+    replicates: Sequence[Predictions] = (),
+) -> CandidateReport:
+    """Judges one candidate.
+
+    Predictions that contradict each other (other options, gold or cohorts) give an *invalid*
+    report without figures.
+
+    Args:
+        baseline: The baseline's predictions.
+        candidate: The candidate's predictions.
+        spec: Gates and how to compute.
+        replicates: Further predictions of the baseline, for the noise floor.
+
+    Raises:
+        PredictionsError: The files were made on different sets.
+    """
+    prereg = assess(spec.loaded, spec.evidence, candidate.meta)
+    try:
+        pairs = join(baseline, candidate)
+    except PairingError as error:
+        return _unpaired(baseline.meta, candidate.meta, spec, prereg, error)
+    gates = spec.loaded.gates
+    statistics = compare(
+        pairs,
+        StatisticsSpec(
+            gate_file_sha256=spec.loaded.sha256,
+            resamples=spec.resamples,
+            thresholds=gates.thresholds,
+            policies=gates.policies,
+            threads=spec.threads,
+        ),
+    )
+    noise = noise_floor(statistics, baseline, replicates) if replicates else None
+    source = StatisticsSource(statistics, noise)
+    superseded = _superseded(spec, statistics, noise)
+    old = superseded
+    banners = gate_banners(
+        prereg.status,
+        None if old is None else (old.loaded.gates.name, old.loaded.sha256, old.verdict.word),
+    )
+    banners += replicate_banners(baseline.meta, [replicate.meta for replicate in replicates])
+    evidence = Evidence(
+        gates=gates,
+        results=judge_gates(gates, source),
+        coverage=coverage_of(pairs, gates.coverage, spec.expected),
+        baseline=baseline.meta,
+        candidate=candidate.meta,
+        banners=banners,
+        mean_tv=statistics.metrics["tv"].estimate,
+    )
+    verdict, results = draw_verdict(evidence)
+    return CandidateReport(
+        baseline=baseline.meta,
+        candidate=candidate.meta,
+        loaded=spec.loaded,
+        preregistration=prereg,
+        coverage=evidence.coverage,
+        statistics=statistics,
+        results=results,
+        verdict=verdict,
+        alarms=slice_alarms(
+            statistics.slices,
+            lambda name, level: statistics.for_gate("accuracy_delta", name, confidence=level),
+            gates.alarm_confidence,
+        ),
+        superseded=superseded,
+        noise=noise,
+        replicates=tuple(replicate.meta for replicate in replicates),
+    )
+
+
+def coverage_of(pairs: PairedSet, minimum: float, expected: int | None = None) -> Coverage:
+    """Counts the questions without a valid answer on either side.
+
+    Args:
+        pairs: The joined predictions.
+        minimum: Smallest share of valid answers.
+        expected: Questions of the set, or None where only the files are known.
+    """
+    unseen = max(0, (expected or 0) - pairs.n_questions)
+    either = pairs.baseline.failed | pairs.candidate.failed
+    examples = []
+    for index in np.flatnonzero(either)[:MAX_EXAMPLES]:
+        side, role = (
+            (pairs.candidate, "candidate")
+            if pairs.candidate.failed[index]
+            else (pairs.baseline, "baseline")
+        )
+        record = pairs.record_ids[pairs.record_index[index]]
+        why = side.error[index] or "no row"
+        examples.append(f"{role} {record}/{pairs.question_ids[index]}: {why}")
+    if unseen:
+        examples.insert(0, f"{unseen:,} questions of the set are in neither predictions file")
+    return Coverage(
+        expected=pairs.n_questions + unseen,
+        baseline_failed=int(pairs.baseline.failed.sum()) + unseen,
+        candidate_failed=int(pairs.candidate.failed.sum()) + unseen,
+        valid=int((~either).sum()),
+        minimum=minimum,
+        examples=tuple(examples),
+        truncated=int(
+            ((pairs.baseline.truncated_tokens > 0) | (pairs.candidate.truncated_tokens > 0)).sum()
+        ),
+        other_prompt=int((pairs.other_prompt & ~either).sum()),
+    )
+
+
+def _superseded(
+    spec: JudgeSpec, statistics: PairStatistics, noise: NoiseFloor | None
+) -> SupersededVerdict | None:
+    old = spec.superseded
+    if old is None:
+        return None
+    pairs = statistics.pairs
+    # The old file's policies, not the new one's of the same name, and the old file's seed.
+    own = replace(
+        statistics.spec,
+        gate_file_sha256=old.sha256,
+        policies=old.gates.policies,
+        thresholds=old.gates.thresholds,
+    )
+    statistics = replace(statistics, spec=own, _memo={})
+    noise = None if noise is None else replace(noise, statistics=statistics)
+    source = StatisticsSource(statistics, noise)
+    evidence = Evidence(
+        gates=old.gates,
+        results=judge_gates(old.gates, source),
+        coverage=coverage_of(pairs, old.gates.coverage, spec.expected),
+        baseline=pairs.baseline.meta,
+        candidate=pairs.candidate.meta,
+        mean_tv=statistics.metrics["tv"].estimate,
+    )
+    verdict, results = draw_verdict(evidence)
+    return SupersededVerdict(old, verdict, results)
+
+
+def gate_banners(status: str, superseded: tuple[str, str, str] | None) -> tuple[str, ...]:
+    """What stands above a verdict because of its gate file.
+
+    Args:
+        status: The pre-registration's status.
+        superseded: Name, hash and verdict of the gate file that was replaced, or None.
+    """
+    found = []
+    if superseded is not None:
+        name, sha, word = superseded
+        found.append(
+            f"{OTHER_GATES}: by the gate file {name} {sha[:12]} that this one replaces, "
+            f"the verdict is {word.upper()}"
+        )
+    if status == AFTER_RESULTS:
+        found.append("the gates were committed after the candidate was run")
+    return tuple(found)
+
+
+def replicate_banners(
+    baseline: PredictionsMeta, replicates: Sequence[PredictionsMeta]
+) -> tuple[str, ...]:
+    """What stands above a verdict because of its noise floor."""
+    unproven = [
+        meta.variant for meta in replicates if None in (meta.model_sha256, baseline.model_sha256)
+    ]
+    if not unproven:
+        return ()
+    return (
+        f"unproven replicate: nothing shows that {', '.join(unproven)} is the baseline's model; "
+        "another model's noise would excuse the candidate's",
+    )
+
+
+def _unpaired(
+    baseline: PredictionsMeta,
+    candidate: PredictionsMeta,
+    spec: JudgeSpec,
+    prereg: Preregistration,
+    error: PairingError,
+) -> CandidateReport:
+    verdict = Verdict(
+        word=INVALID,
+        sentence=f"Nothing can be said about {candidate.variant}: the predictions contradict "
+        "each other.",
+        # without the files' names: a report must be the same wherever they lie
+        reasons=(f"They differ in {error.difference}.",),
+        next_step="Predict both models again on the same set, with the same clefq.",
+        more_questions=None,
+        banners=gate_banners(prereg.status, None),
+    )
+    coverage = Coverage(0, 0, 0, 0, spec.loaded.gates.coverage)
+    return CandidateReport(baseline, candidate, spec.loaded, prereg, coverage, None, (), verdict)

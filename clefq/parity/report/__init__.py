@@ -1,0 +1,1 @@
+"""What is written: parity.json and its views."""

@@ -1,0 +1,187 @@
+"""Writes a report folder: the comparison of all candidates and one folder per candidate.
+
+The folder appears whole: it is filled beside its name and swapped in at the end, so that a
+reader never sees half a report, and an older report stays until the new one is complete.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clefq.errors import ClefqError, InputError
+from clefq.parity.gates.compare import CandidateReport
+from clefq.parity.report.flips import flips_frame
+from clefq.parity.report.html_page import index_html, report_html
+from clefq.parity.report.junit import junit_xml
+from clefq.parity.report.markdown import report_markdown
+from clefq.parity.report.parity_json import Provenance, check_document, parity_document, signed
+from clefq.parity.report.plots import plots
+from clefq.parity.report.summary import Sizes, summary_document
+from clefq.store.atomic import disk_error, partial_path, read_json, write_json, write_text
+
+SUMMARY_FILE = "summary.json"
+REPORT_FILE = "parity.json"
+BREAKDOWN_COLUMNS = (
+    "slice_key",
+    "slice",
+    "metric",
+    "estimate",
+    "lower",
+    "upper",
+    "confidence",
+    "method",
+    "bootstrap_lower",
+    "bootstrap_upper",
+    "n_questions",
+    "n_records",
+    "n_infinite",
+    "unit",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReportSpec:
+    """What a report folder says beyond the judged candidates.
+
+    Attributes:
+        provenance: How it was made.
+        sizes: Sizes and speeds of the models.
+        inconclusive_fails: Whether inconclusive gates are failures in JUnit.
+    """
+
+    provenance: Provenance
+    sizes: Sizes
+    inconclusive_fails: bool = True
+
+
+def write_reports(
+    folder: Path, reports: Sequence[CandidateReport], spec: ReportSpec
+) -> dict[str, Any]:
+    """Writes the report folder of one set and returns the value of `summary.json`.
+
+    Args:
+        folder: The report folder; an older report there is replaced.
+        reports: The judged candidates, in table order.
+        spec: What else it says.
+
+    Raises:
+        InputError: The folder holds something other than a report, or cannot be written.
+    """
+    with swapped_folder(folder) as partial:
+        documents = []
+        for report in reports:
+            variant = report.candidate.variant
+            before = folder / variant / REPORT_FILE
+            documents.append(_write_candidate(partial / variant, report, spec, before))
+        summary = summary_document(documents, spec.sizes)
+        check_document(summary, "summary", SUMMARY_FILE)
+        write_json(partial / SUMMARY_FILE, summary)
+        write_text(partial / "index.html", index_html(summary))
+    return summary
+
+
+def _write_candidate(
+    target: Path, report: CandidateReport, spec: ReportSpec, before: Path
+) -> Mapping[str, Any]:
+    target.mkdir()
+    statistics = report.statistics
+    if statistics is not None:
+        frame = flips_frame(statistics.pairs, statistics.values)
+        frame.to_parquet(target / "flips.parquet", index=False, compression="zstd")
+    document = _as_before(parity_document(report, spec.provenance), before)
+    check_document(document, "parity", REPORT_FILE)
+    write_json(target / REPORT_FILE, document)
+    drawn = [] if statistics is None else plots(document, statistics, report.noise)
+    write_text(target / "report.html", report_html(document, drawn))
+    write_text(target / "report.md", report_markdown(document))
+    junit = junit_xml([document], inconclusive_fails=spec.inconclusive_fails)
+    write_text(target / "junit.xml", junit)
+    write_breakdown(target / "breakdown.csv", document)
+    return document
+
+
+def judged_in(folder: Path) -> set[str]:
+    """The candidates that a report folder is about; none where it is no report."""
+    try:
+        return {row["variant"] for row in read_json(folder / SUMMARY_FILE)["candidates"]}
+    except (ClefqError, KeyError, TypeError):
+        return set()
+
+
+def _as_before(document: Mapping[str, Any], before: Path) -> Mapping[str, Any]:
+    """The report that is there, where a new one would differ in its time and command alone.
+
+    Cards and bundles name a report by its digest: judging again must not make them untrue.
+    """
+    if not before.is_file():
+        return document
+    try:
+        old = read_json(before)
+        known = old["provenance"]
+        again = {**known, **{key: document["provenance"][key] for key in _OF_A_RUN}}
+        same = {**old, "provenance": again} == json.loads(json.dumps(document))
+        return old if same and signed(old) == old else document
+    except (ClefqError, KeyError, TypeError):  # no report of this version
+        return document
+
+
+# What changes in the provenance of a report when the same is judged again.
+_OF_A_RUN = ("created_at", "command", "digest")
+
+
+def write_breakdown(path: Path, document: Mapping[str, Any]) -> None:
+    """Writes every metric, overall and by slice, one row each."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(BREAKDOWN_COLUMNS)
+        for name, metrics in {"overall=": document["metrics"], **document["slices"]}.items():
+            key, _, value = name.partition("=")
+            for metric, figure in metrics.items():
+                writer.writerow([key, value, metric, *_breakdown_row(figure)])
+
+
+def _breakdown_row(figure: Mapping[str, Any]) -> Iterator[Any]:
+    boot = figure["bootstrap"] or {"lower": None, "upper": None}
+    flat = {**figure, "bootstrap_lower": boot["lower"], "bootstrap_upper": boot["upper"]}
+    for column in BREAKDOWN_COLUMNS[3:]:
+        yield flat[column]
+
+
+@contextmanager
+def swapped_folder(folder: Path) -> Iterator[Path]:
+    """Yields an empty folder to fill, and puts it in the place of `folder` at the end.
+
+    Raises:
+        InputError: `folder` is there and is no report folder, or the disk refuses.
+    """
+    if folder.exists() and not _replaceable(folder):
+        raise InputError(
+            f"{folder} is there and is not a report folder.", fix="choose another --out."
+        )
+    partial = partial_path(folder)
+    old = folder.parent / f".{folder.name}.old"
+    try:
+        for leftover in (partial, old):
+            if leftover.exists():
+                shutil.rmtree(leftover)
+        partial.mkdir(parents=True)
+        yield partial
+        if folder.exists():
+            folder.replace(old)
+        partial.replace(folder)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        raise disk_error(error, folder) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _replaceable(folder: Path) -> bool:
+    return folder.is_dir() and ((folder / SUMMARY_FILE).is_file() or not any(folder.iterdir()))

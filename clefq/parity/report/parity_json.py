@@ -1,0 +1,223 @@
+"""`parity.json`: the canonical form of a report; every other file is a view of it.
+
+Built from a `CandidateReport` as plain JSON values, checked against the published schema before
+it is written and after it is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from clefq.errors import InputError
+from clefq.parity.gates.compare import CandidateReport
+from clefq.parity.gates.files import LoadedGates
+from clefq.parity.report.flips import flips_summary
+from clefq.parity.statistics.details import describe
+from clefq.store.atomic import compact_json, read_json, sha256_bytes
+from clefq.store.predictions import PredictionsMeta
+
+SCHEMA = "clefq.parity/1"
+SUMMARY_SCHEMA = "clefq.summary/1"
+MAX_FAULTS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """How and when a report was made.
+
+    Attributes:
+        clefq_version: Version that judged.
+        created_at: RFC 3339, UTC.
+        judged_from: `predictions`, or `stored bounds` where a stored report was judged again.
+        versions: Package → version of what computed the figures.
+        command: The command line, for people.
+    """
+
+    clefq_version: str
+    created_at: str
+    judged_from: str
+    versions: Mapping[str, str]
+    command: str
+
+
+def parity_document(report: CandidateReport, provenance: Provenance) -> dict[str, Any]:
+    """The JSON value of `parity.json`; infinities become null.
+
+    Args:
+        report: The judged candidate.
+        provenance: How it was made.
+    """
+    statistics = report.statistics
+    document = {
+        "schema": SCHEMA,
+        "verdict": report.verdict.to_json(),
+        "eval_set": {
+            "name": report.candidate.eval_set,
+            "sha256": report.candidate.eval_set_sha256,
+        },
+        "baseline": _side(report.baseline, report.files.get("baseline")),
+        "candidate": _side(report.candidate, report.files.get("candidate")),
+        "coverage": report.coverage.to_json(),
+        "metrics": {}
+        if statistics is None
+        else {name: metric.to_json() for name, metric in statistics.metrics.items()},
+        "slices": {}
+        if statistics is None
+        else {
+            name: {key: metric.to_json() for key, metric in metrics.items()}
+            for name, metrics in statistics.slices.items()
+        },
+        "alarms": [alarm.to_json() for alarm in report.alarms],
+        "gates": [result.to_json() for result in report.results],
+        "gate_file": _gate_file(report),
+        "flips": {} if statistics is None else flips_summary(statistics.pairs, statistics.values),
+        "details": None if statistics is None else describe(statistics),
+        "noise_floor": _noise_floor(report),
+        "policies": _policies(report),
+        "provenance": asdict(provenance),
+    }
+    return signed(_finite(document))
+
+
+def document_digest(document: Mapping[str, Any]) -> str:
+    """SHA-256 over the document's compact JSON without its `provenance.digest`.
+
+    It finds damage and edits that were not meant to deceive; whoever edits on purpose can compute
+    it again. Against that, keep the predictions: `clefq gate` judges from them.
+    """
+    kept = {key: value for key, value in document["provenance"].items() if key != "digest"}
+    text = compact_json({**document, "provenance": kept})
+    return sha256_bytes(text.encode("utf-8"))
+
+
+def signed(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The document with its digest in `provenance`."""
+    digest = document_digest(document)
+    return {**document, "provenance": {**document["provenance"], "digest": digest}}
+
+
+def _side(meta: PredictionsMeta, file: Any) -> dict[str, Any]:
+    return {**asdict(meta), "predictions": file}
+
+
+def _noise_floor(report: CandidateReport) -> dict[str, Any] | None:
+    if report.noise is None:
+        return None
+    files = report.files.get("replicates", [None] * len(report.replicates))
+    return {
+        "metrics": {name: metric.to_json() for name, metric in report.noise.metrics.items()},
+        "replicates": [
+            _side(meta, file) for meta, file in zip(report.replicates, files, strict=True)
+        ],
+    }
+
+
+def _policies(report: CandidateReport) -> list[dict[str, Any]]:
+    if report.statistics is None:
+        return []
+    return [
+        {
+            **asdict(policy),
+            "metrics": {
+                name.partition("@")[0]: metric.to_json()
+                for name, metric in report.statistics.policies[policy.name].items()
+            },
+        }
+        for policy in report.loaded.gates.policies
+    ]
+
+
+def _gate_file(report: CandidateReport) -> dict[str, Any]:
+    old = report.superseded
+    return {
+        **_gate_identity(report.loaded),
+        "preregistration": report.preregistration.to_json(),
+        "superseded": None
+        if old is None
+        else {
+            **_gate_identity(old.loaded),
+            "verdict": old.verdict.to_json(),
+            "gates": [result.to_json() for result in old.results],
+        },
+    }
+
+
+def _gate_identity(loaded: LoadedGates) -> dict[str, Any]:
+    return {
+        "name": loaded.gates.name,
+        "description": loaded.gates.description,
+        "sha256": loaded.sha256,
+        "bundled": loaded.bundled,
+        "bound": loaded.gates.bound,
+        "text": loaded.text,
+    }
+
+
+def _finite(value: Any) -> Any:
+    """The value with every infinity and NaN as null: JSON has no word for them."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return value
+
+
+@cache
+def load_schema(name: str) -> Mapping[str, Any]:
+    """A published JSON Schema: `parity` or `summary`."""
+    import json
+
+    text = files("clefq.parity.report").joinpath(f"schemas/{name}.schema.json").read_text("utf-8")
+    schema: dict[str, Any] = json.loads(text)
+    return schema
+
+
+def check_document(document: Any, name: str, where: str) -> None:
+    """Checks a document against a published schema.
+
+    Args:
+        document: The JSON value.
+        name: `parity` or `summary`.
+        where: The file's name, for the message.
+
+    Raises:
+        InputError: It does not follow the schema; lists every fault.
+    """
+    import jsonschema
+
+    wanted = load_schema(name)["properties"]["schema"]["const"]
+    if not isinstance(document, Mapping) or document.get("schema") != wanted:
+        raise InputError(
+            f"{where} is not a {name}.json of this version (schema {wanted}).",
+            fix="make the report again with `clefq parity`.",
+        )
+    validator = jsonschema.Draft202012Validator(load_schema(name))
+    faults = sorted(
+        f"{'/'.join(map(str, error.absolute_path)) or 'top level'}: {error.message[:160]}"
+        for error in validator.iter_errors(document)
+    )
+    if faults:
+        raise InputError(
+            f"{where} does not follow the schema of {name}.json.",
+            fix="make the report again with `clefq parity`.",
+            faults=faults[:MAX_FAULTS],
+        )
+
+
+def read_parity(path: Path) -> dict[str, Any]:
+    """Reads and checks a `parity.json`.
+
+    Raises:
+        InputError: Missing, not JSON, or not of the schema.
+    """
+    document: dict[str, Any] = read_json(path)
+    check_document(document, "parity", str(path))
+    return document

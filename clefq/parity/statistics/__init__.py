@@ -1,0 +1,1 @@
+"""What two sets of answers say: joining, divergences, intervals, figures."""

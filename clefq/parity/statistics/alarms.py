@@ -1,0 +1,85 @@
+"""Slice alarms: where accuracy is worse than the baseline's, corrected for looking everywhere.
+
+Holm's step-down over all slices with enough records, without p-values: a hypothesis is rejected
+at level a when the upper bound of the one-sided interval at confidence 1 − a lies below zero.
+Alarms never decide a verdict; they say where to look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from clefq.parity.statistics.metric import Metric
+
+MIN_RECORDS = 10
+# Slices of these keys are searched; margin bands are defined by the baseline's own answers.
+SEARCHED = ("cohort", "type", "options", "length")
+
+Figure = Callable[[str, float], Metric | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """One slice in which the candidate is worse.
+
+    Attributes:
+        slice: Slice name.
+        metric: `accuracy_delta`.
+        estimate: The figure in that slice.
+        upper: Upper bound at the level at which the alarm was raised; below zero.
+        level: One-sided level of that step.
+        n_questions: Questions in the slice.
+    """
+
+    slice: str
+    metric: str
+    estimate: float
+    upper: float
+    level: float
+    n_questions: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of `parity.json`."""
+        return asdict(self)
+
+
+def slice_alarms(
+    slices: Mapping[str, Mapping[str, Metric]], figure: Figure, confidence: float
+) -> tuple[Alarm, ...]:
+    """Alarms by Holm's procedure, worst first.
+
+    Args:
+        slices: All slices' metrics, to find those with enough records.
+        figure: (slice name, two-sided confidence) → the accuracy difference there.
+        confidence: One-sided family-wise confidence.
+    """
+    remaining = list(_eligible(slices))
+    raised: list[Alarm] = []
+    while remaining:
+        level = (1 - confidence) / len(remaining)
+        found = [alarm for name in remaining if (alarm := _test(name, figure, level)) is not None]
+        if not found:
+            break
+        raised += found
+        names = {alarm.slice for alarm in found}
+        remaining = [name for name in remaining if name not in names]
+    return tuple(sorted(raised, key=lambda alarm: (alarm.estimate, alarm.slice)))
+
+
+def _eligible(slices: Mapping[str, Mapping[str, Metric]]) -> Sequence[str]:
+    return [
+        name
+        for name, metrics in slices.items()
+        if name.split("=", 1)[0] in SEARCHED
+        and (metric := metrics.get("accuracy_delta")) is not None
+        and metric.n_records >= MIN_RECORDS
+    ]
+
+
+def _test(name: str, figure: Figure, level: float) -> Alarm | None:
+    metric = figure(name, 1 - 2 * level)
+    if metric is None or metric.upper is None or metric.estimate is None or metric.upper >= 0:
+        return None
+    return Alarm(name, "accuracy_delta", metric.estimate, metric.upper, level, metric.n_questions)

@@ -1,0 +1,223 @@
+"""Intervals in closed form, with records as the sampling unit.
+
+A ratio θ = ΣN_r / ΣD_r over G records has the linearised cluster variance
+V = G/(G−1) · Σ(N_r − θ·D_r)² / (ΣD)² (Cochran, Sampling Techniques, 3rd ed., section 6.3). For
+shares V gives an effective sample size (Korn and Graubard, Survey Methodology 24, 1998), and an
+exact interval for independent draws is taken at that size.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from scipy import special, stats
+
+from clefq.errors import InputError
+from clefq.parity.statistics.arrays import FloatArray
+
+MIN_RECORDS = 10
+# relative to its terms, a sum of squares below this is rounding, not variance
+VARIANCE_FLOOR = 1e-20
+
+Interval = tuple[float | None, float | None]
+NO_INTERVAL: Interval = (None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A ratio metric reduced to its records.
+
+    Attributes:
+        numerator: N_r, float64 [G].
+        denominator: D_r > 0, float64 [G].
+        estimate: θ = ΣN / ΣD.
+        total: n = ΣD.
+        variance: V, the linearised cluster variance of θ; 0 where every record has the same
+            ratio, and for a single record.
+    """
+
+    numerator: FloatArray
+    denominator: FloatArray
+    estimate: float
+    total: float
+    variance: float
+
+    @property
+    def n_records(self) -> int:
+        """Records G in the domain."""
+        return len(self.denominator)
+
+    @property
+    def records_in_effect(self) -> float:
+        """Kish's effective number (ΣD)²/ΣD²: G where all weigh alike, near 1 where one has all."""
+        return self.total**2 / float((self.denominator * self.denominator).sum())
+
+
+def ratio(numerator: FloatArray, denominator: FloatArray) -> Ratio:
+    """Builds a ratio from all records; those with D_r = 0 are outside the domain.
+
+    Raises:
+        InputError: No record has D_r > 0.
+    """
+    inside = denominator > 0
+    n, d = numerator[inside], denominator[inside]
+    if not len(d):
+        raise InputError("a ratio needs at least one record with a positive denominator.")
+    total = float(d.sum())
+    estimate = float(n.sum()) / total
+    records = len(d)
+    residual = n - estimate * d
+    squares = float((residual * residual).sum())
+    size = float((n * n).sum()) + estimate * estimate * float((d * d).sum())
+    if records < 2 or squares <= VARIANCE_FLOOR * size:
+        variance = 0.0
+    else:
+        variance = records / (records - 1) * squares / total**2
+    return Ratio(n, d, estimate, total, variance)
+
+
+def normal_quantile(confidence: float) -> float:
+    """Normal quantile z of a two-sided interval: 1.96 for 0.95."""
+    return float(special.ndtri(0.5 + confidence / 2))
+
+
+def t_quantile(confidence: float, records: int) -> float:
+    """Student quantile t, G − 1 degrees of freedom, of a two-sided interval."""
+    return float(special.stdtrit(records - 1, 0.5 + confidence / 2))
+
+
+def effective_size(value: Ratio, spread: float, confidence: float) -> float:
+    """Korn and Graubard's effective number of questions, degrees of freedom allowed for.
+
+    n_eff = n/deff · (z/t)² with deff = max(1, V·(n − 1)/spread): a question of a simple random
+    sample has the unbiased variance spread·n/(n − 1), so one question per record has deff 1
+    exactly. Where nothing varies the records are what there is: n_eff = G·(z/t)², never n.
+
+    Args:
+        value: The ratio.
+        spread: Variance of one independent question: p(1 − p), or ψ − δ² for a paired difference.
+        confidence: Two-sided confidence.
+    """
+    shrink = (normal_quantile(confidence) / t_quantile(confidence, value.n_records)) ** 2
+    if value.variance <= 0 or spread <= 0:
+        return value.n_records * shrink
+    deff = max(1.0, value.variance * (value.total - 1) / spread)
+    return value.total / deff * shrink
+
+
+def korn_graubard(value: Ratio, confidence: float = 0.95) -> Interval:
+    """Clopper–Pearson at the effective size, for a share; none below 10 records."""
+    if value.records_in_effect < MIN_RECORDS:
+        return NO_INTERVAL
+    share = value.estimate
+    size = effective_size(value, share * (1 - share), confidence)
+    return clopper_pearson(share * size, size, confidence)
+
+
+def clopper_pearson(successes: float, size: float, confidence: float = 0.95) -> tuple[float, float]:
+    """The exact binomial interval, for real-valued counts (beta quantiles)."""
+    tail = (1 - confidence) / 2
+    failures = size - successes
+    # a share of 1 times a real size may miss the size by a rounding error
+    none, all_ = successes <= 1e-12 * size, failures <= 1e-12 * size
+    lower = 0.0 if none else float(special.betaincinv(successes, failures + 1, tail))
+    upper = 1.0 if all_ else float(special.betaincinv(successes + 1, failures, 1 - tail))
+    return lower, upper
+
+
+def wilson(successes: float, size: float, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's score interval (JASA 22, 1927): shown, to compare with published cards."""
+    if size <= 0:
+        raise InputError("a Wilson interval needs at least one question.")
+    z2 = normal_quantile(confidence) ** 2
+    share = successes / size
+    middle = (share + z2 / (2 * size)) / (1 + z2 / size)
+    spread = share * (1 - share) / size + z2 / (4 * size**2)
+    half = math.sqrt(z2 * spread) / (1 + z2 / size)
+    # the closed form ends at 0 and 1 exactly, floating point only nearly
+    lower = 0.0 if successes == 0 else max(0.0, middle - half)
+    upper = 1.0 if successes == size else min(1.0, middle + half)
+    return lower, upper
+
+
+def tango(gained: float, lost: float, size: float, confidence: float = 0.95) -> tuple[float, float]:
+    """Tango's score interval for a paired difference (Statistics in Medicine 17, 1998).
+
+    Args:
+        gained: Questions that only the candidate has right (real-valued: may be scaled).
+        lost: Questions that only the baseline has right.
+        size: All questions.
+        confidence: Two-sided confidence.
+
+    Returns:
+        Bounds on (gained − lost) / size, within [−1, 1].
+    """
+    if size <= 0:
+        raise InputError("a Tango interval needs at least one question.")
+    z = normal_quantile(confidence)
+    if gained == 0 and lost == 0:
+        half = z * z / (size + z * z)
+        return -half, half
+    upper = _tango_upper(gained, lost, size, z)
+    # the interval of the swapped pair is the mirror image, bit by bit
+    return -_tango_upper(lost, gained, size, z), upper
+
+
+def _tango_upper(gained: float, lost: float, size: float, z: float) -> float:
+    """The δ above the estimate at which the score statistic reaches −z, by bisection."""
+    low, high = (gained - lost) / size, 1.0
+    for _ in range(200):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        if _tango_score(gained, lost, size, middle) > -z:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _tango_score(gained: float, lost: float, size: float, delta: float) -> float:
+    """The score statistic at a difference δ, with the nuisance share at its restricted MLE."""
+    b = (2 * size - gained + lost) * delta - (gained + lost)
+    # the MLE of the lost share solves 2n·x² + b·x − lost·δ·(1 − δ) = 0
+    root = math.sqrt(max(0.0, b * b + 8 * size * lost * delta * (1 - delta)))
+    share = (root - b) / (4 * size)
+    variance = size * (2 * share + delta * (1 - delta))
+    distance = gained - lost - size * delta
+    if variance <= 0:
+        return math.copysign(math.inf, distance) if distance else 0.0
+    return distance / math.sqrt(variance)
+
+
+def paired_tango(gained: Ratio, lost: Ratio, confidence: float = 0.95) -> Interval:
+    """Tango's interval for clustered questions: n and both counts scaled to the effective size.
+
+    Args:
+        gained: Shares of questions that only the candidate has right, by record.
+        lost: The same for the baseline; same records and denominators.
+        confidence: Two-sided confidence.
+    """
+    if gained.records_in_effect < MIN_RECORDS:
+        return NO_INTERVAL
+    difference = ratio(gained.numerator - lost.numerator, gained.denominator)
+    discordance = gained.estimate + lost.estimate
+    size = effective_size(difference, discordance - difference.estimate**2, confidence)
+    return tango(gained.estimate * size, lost.estimate * size, size, confidence)
+
+
+def cluster_t(value: Ratio, confidence: float = 0.95) -> Interval:
+    """θ ± t·√V with G − 1 degrees of freedom; none below 10 records."""
+    if value.records_in_effect < MIN_RECORDS:
+        return NO_INTERVAL
+    half = t_quantile(confidence, value.n_records) * math.sqrt(value.variance)
+    return value.estimate - half, value.estimate + half
+
+
+def mcnemar_exact(gained: int, lost: int) -> float:
+    """Two-sided p-value of the exact McNemar test: shown, never gated on."""
+    discordant = gained + lost
+    if discordant == 0:
+        return 1.0
+    return float(stats.binomtest(gained, discordant, 0.5).pvalue)

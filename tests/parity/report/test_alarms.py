@@ -1,0 +1,49 @@
+"""Slice alarms are Holm's procedure."""
+
+from dataclasses import replace
+from statistics import NormalDist
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from statsmodels.stats.multitest import multipletests
+
+from clefq.parity.statistics.alarms import slice_alarms
+from clefq.parity.statistics.metric import Metric
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(-0.2, 0.1), st.floats(0.005, 0.05)), min_size=1, max_size=12),
+    st.sampled_from([0.9, 0.95, 0.99]),
+)
+def test_alarms_are_holms(values: list[tuple[float, float]], confidence: float) -> None:
+    normal = NormalDist()
+    names = [f"cohort=c{k}" for k in range(len(values))]
+
+    def metric(estimate: float, upper: float) -> Metric:
+        return Metric(estimate, -1, upper, 0.95, "t", None, 500, 100, 0, "difference")
+
+    def at(name: str, level: float) -> Metric:
+        estimate, error = values[names.index(name)]
+        return metric(estimate, estimate + normal.inv_cdf((1 + level) / 2) * error)
+
+    slices = {name: {"accuracy_delta": at(name, 0.95)} for name in names}
+    raised = {alarm.slice for alarm in slice_alarms(slices, at, confidence)}
+    p = np.array([normal.cdf(estimate / error) for estimate, error in values])
+    if np.any(np.abs(p[:, None] * np.arange(1, len(p) + 1) - (1 - confidence)) < 1e-9):
+        return  # on the very edge rounding may go either way
+    expected = multipletests(p, alpha=1 - confidence, method="holm")[0]
+    assert raised == {name for name, hit in zip(names, expected, strict=True) if hit}
+
+
+def test_alarms_skip_margin_bands_and_small_slices() -> None:
+    bad = Metric(-0.5, -0.6, -0.4, 0.95, "t", None, 500, 100, 0, "difference")
+    slices = {
+        "margin=<0.2": {"accuracy_delta": bad},
+        "cohort=a": {"accuracy_delta": replace(bad, n_records=9)},
+        "cohort=b": {"accuracy_delta": bad},
+        "type=noul": {},
+    }
+    found = slice_alarms(slices, lambda name, level: bad, 0.95)
+    assert [alarm.slice for alarm in found] == ["cohort=b"]

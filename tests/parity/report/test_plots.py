@@ -1,0 +1,77 @@
+"""The pictures show what the figures say."""
+
+import re
+
+import numpy as np
+import pytest
+
+from clefq.parity.gates.compare import CandidateReport
+from clefq.parity.report.plots import Plot, distances, flip_rate, p_true, plots, risk_coverage
+from clefq.parity.report.svg import BOTTOM, HEIGHT, TOP
+
+
+def curve(plot: Plot, style: str) -> list[tuple[float, float]]:
+    found = re.search(rf'class="curve {style}" points="([^"]+)"', plot.svg)
+    assert found is not None
+    return [tuple(map(float, pair.split(","))) for pair in found[1].split()]  # type: ignore[misc]
+
+
+def height(pixel: float) -> float:
+    """Share of the axis at a vertical pixel position."""
+    return (HEIGHT - BOTTOM - pixel) / (HEIGHT - TOP - BOTTOM)
+
+
+def test_survival_falls_from_all_to_none() -> None:
+    values = np.array([1e-4] * 50 + [1e-2] * 40 + [0.5] * 10)
+    plot = distances(values, values[:50], "total variation")
+    assert plot is not None
+    ys = [height(y) for _, y in curve(plot, "main")]
+    assert ys == sorted(ys, reverse=True)
+    assert (ys[0], ys[-1]) == (pytest.approx(1, abs=0.01), pytest.approx(0, abs=0.01))
+    assert any(abs(y - 0.1) < 0.01 for y in ys) and any(abs(y - 0.5) < 0.01 for y in ys)
+    floor = [height(y) for _, y in curve(plot, "ref")]
+    assert floor[len(floor) // 2] == pytest.approx(0, abs=0.01)
+    assert "p50 0.0001" in plot.svg and "p90 0.01" in plot.svg and "p99 0.5" in plot.svg
+    assert distances(np.zeros(5), None, "total variation") is None
+
+
+def test_flip_rates_count_every_question(report: CandidateReport) -> None:
+    assert report.statistics is not None
+    values = report.statistics.values
+    plot = flip_rate(values)
+    assert plot is not None
+    bars = [(int(x), int(n)) for x, n in re.findall(r">(\d+)/(\d+)</text>", plot.svg)]
+    assert sum(n for _, n in bars) == int(values.valid.sum())
+    assert sum(x for x, _ in bars) == int((values.valid & ~values.agree).sum())
+
+
+def test_crossings_are_the_threshold_flips(report: CandidateReport) -> None:
+    assert report.statistics is not None
+    plot = p_true(report.statistics.values, (0.5,))
+    assert plot is not None
+    metric = report.statistics.metrics["threshold_flips@0.5"]
+    assert metric.estimate is not None
+    crossed = round(metric.estimate * metric.n_questions)
+    assert plot.svg.count("<polygon") == crossed > 0
+    assert f"{crossed} of {metric.n_questions} questions cross" in plot.caption
+
+
+def test_risk_at_full_coverage_is_the_error_rate(report: CandidateReport) -> None:
+    assert report.statistics is not None
+    plot = risk_coverage(report.statistics.values)
+    assert plot is not None
+    for role in ("baseline", "candidate"):
+        accuracy = report.statistics.metrics[f"accuracy_{role}"].estimate
+        assert accuracy is not None
+        assert f"{role}: {1 - accuracy:.4f} at full coverage" in plot.svg
+
+
+def test_every_plot_describes_itself(report: CandidateReport, document: dict) -> None:
+    assert report.statistics is not None
+    found = plots(document, report.statistics, report.noise)
+    assert len(found) == 7
+    for plot in found:
+        assert plot.caption.endswith(".")
+        description = re.search(r"<desc>(.*?)</desc>", plot.svg)
+        assert description is not None and len(description[1]) > 10
+        assert "nan" not in plot.svg.lower().replace("nano", "")
