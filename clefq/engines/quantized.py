@@ -25,8 +25,8 @@ from torch import Tensor
 from clefq.clef.config_match import Scheme, misread, schemes_of
 from clefq.clef.formats import FORMATS, PACKED_FP4, PLAIN_FP8, Arithmetic, coarsest
 from clefq.clef.fusion import fused_groups
+from clefq.clef.small_floats import NVFP4_GROUP
 from clefq.engines.simulation import (
-    GROUP_SIZE,
     Fp8StaticInputs,
     Fp8TokenInputs,
     Fp8Weight,
@@ -215,7 +215,7 @@ def read_layer(
     packed = read(f"{module}.weight_packed")
     divisor = torch.tensor(scales[f"{module}.weight_global_scale"], device=packed.device)
     columns = packed.shape[1] * 2
-    if columns % GROUP_SIZE:
+    if columns % NVFP4_GROUP:
         raise CheckpointError(f"{module}: {columns} input features are no multiple of 16.")
     weight = Nvfp4Weight(packed, read(f"{module}.weight_scale"), divisor, columns)
     if kind == "nvfp4a16":

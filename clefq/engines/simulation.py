@@ -20,84 +20,17 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-GROUP_SIZE = 16
-E2M1_MAX = 6.0
-E4M3_MAX = 448.0
+from clefq.clef.small_floats import (
+    E4M3_MAX,
+    NVFP4_GROUP,
+    compute_dtype,
+    quantize_nvfp4,
+    round_to_e4m3,
+    unpack_e2m1,
+)
+
 # Smallest per-token FP8 scale of vLLM's kernels: keeps the division finite on all-zero rows.
 MIN_FP8_SCALE = 1.0 / (E4M3_MAX * 512.0)
-_E4M3_MIN_EXPONENT = -6
-_EXPONENT_BITS = {
-    torch.float32: (torch.int32, 0x7F80_0000),
-    torch.float64: (torch.int64, 0x7FF0_0000_0000_0000),
-}
-_E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-
-
-def decode_e2m1(packed: Tensor) -> Tensor:
-    """Unpacks FP4 codes: the low nibble is the earlier column, bit 3 of a nibble is the sign.
-
-    Args:
-        packed: uint8 [rows, columns / 2].
-
-    Returns:
-        float32 [rows, columns] with E2M1 values; negative zero decodes to -0.0.
-    """
-    magnitudes = torch.tensor(_E2M1_VALUES, device=packed.device)
-    nibble_values = torch.cat([magnitudes, -magnitudes])
-    codes = torch.arange(256, device=packed.device)
-    pairs = torch.stack([nibble_values[codes & 0xF], nibble_values[codes >> 4]], dim=-1)
-    return pairs[packed.to(torch.int32)].flatten(-2)
-
-
-def round_to_e2m1(values: Tensor) -> Tensor:
-    """Rounds to the nearest E2M1 value, ties to the even code, saturating at ±6.
-
-    Args:
-        values: float32 or float64, any shape; changed in place and returned.
-    """
-    values.clamp_(-E2M1_MAX, E2M1_MAX)
-    # Neighbouring values lie 0.5 apart below 2, 1 apart below 4, 2 apart above: half the power of
-    # two at or below the value, which is the value with its mantissa bits cleared.
-    integers, exponent_bits = _EXPONENT_BITS[values.dtype]
-    power = values.view(integers).bitwise_and(exponent_bits).view(values.dtype)
-    step = power.clamp_(min=1.0).mul_(0.5)
-    return values.div_(step).round_().mul_(step)
-
-
-def round_to_e4m3(values: Tensor) -> Tensor:
-    """Rounds to the nearest E4M3 value, ties to even, saturating at ±448; keeps the dtype.
-
-    Args:
-        values: float32 or float64, any shape.
-    """
-    values = values.clamp(-E4M3_MAX, E4M3_MAX)
-    if values.dtype != torch.float64:
-        return values.to(torch.float8_e4m3fn).to(values.dtype)
-    # The cast would round twice, to FP32 first: place the value on its exponent's grid instead.
-    exponent = torch.frexp(values).exponent - 1
-    step = torch.ldexp(torch.ones_like(values), exponent.clamp(min=_E4M3_MIN_EXPONENT) - 3)
-    return (values / step).round() * step
-
-
-def quantize_nvfp4(inputs: Tensor, global_scale: Tensor) -> Tensor:
-    """NVFP4 activations as the kernels quantize them, one E4M3 scale per group of 16.
-
-    Group scale = E4M3(global scale · (amax / 6)); a value becomes E2M1(x · global / group scale).
-
-    Args:
-        inputs: [tokens, columns], columns a multiple of 16; any float dtype.
-        global_scale: scalar, the divisor 448·6/amax found in calibration.
-
-    Returns:
-        E2M1 value times group scale, [tokens, columns], exact in the computing dtype (float32,
-        or float64 for float64 inputs). Divide by `global_scale` for the dequantized inputs.
-    """
-    groups = inputs.to(_compute_dtype(inputs)).unflatten(-1, (-1, GROUP_SIZE))
-    peak = groups.abs().amax(dim=-1, keepdim=True)
-    # Products with reciprocals, in this order, are what the kernels compute.
-    scale = round_to_e4m3(global_scale * (peak * (1.0 / E2M1_MAX)))
-    factor = torch.where(scale == 0, 0.0, (scale * global_scale.reciprocal()).reciprocal())
-    return round_to_e2m1(groups * factor).mul_(scale).flatten(-2)
 
 
 def quantize_fp8_tokens(inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,7 +42,7 @@ def quantize_fp8_tokens(inputs: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         E4M3 values [tokens, columns] and scales [tokens, 1], in the computing dtype.
     """
-    values = inputs.to(_compute_dtype(inputs))
+    values = inputs.to(compute_dtype(inputs))
     scale = (values.abs().amax(dim=-1, keepdim=True) / E4M3_MAX).clamp_(min=MIN_FP8_SCALE)
     return round_to_e4m3(values / scale), scale
 
@@ -124,10 +57,6 @@ def _product(values: Tensor, weight: Tensor, exact: bool) -> Tensor:
         low = torch.bfloat16
         return torch.mm(values.to(low), weight.to(low).T, out_dtype=torch.float32)
     return values @ weight.to(values.dtype).T
-
-
-def _compute_dtype(inputs: Tensor) -> torch.dtype:
-    return torch.float64 if inputs.dtype == torch.float64 else torch.float32
 
 
 class QuantizedWeight(Protocol):
@@ -166,7 +95,7 @@ class Nvfp4Weight:
 
     def values(self) -> Tensor:
         """E2M1 value times group scale, float32 [rows, columns]."""
-        groups = decode_e2m1(self.packed).unflatten(-1, (-1, GROUP_SIZE))
+        groups = unpack_e2m1(self.packed).unflatten(-1, (-1, NVFP4_GROUP))
         return groups.mul_(self.group_scale.to(torch.float32).unsqueeze(-1)).flatten(-2)
 
     def scale(self) -> Tensor:
@@ -228,7 +157,7 @@ class KeepInputs:
 
     def quantize(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
         """The inputs themselves."""
-        return inputs.to(_compute_dtype(inputs)), None
+        return inputs.to(compute_dtype(inputs)), None
 
     def key(self) -> tuple[str, float]:
         """All layers with 16-bit activations share one key."""
@@ -247,7 +176,7 @@ class Nvfp4Inputs:
 
     def quantize(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
         """E2M1 values times group scales, and one over the global divisor."""
-        dtype = _compute_dtype(inputs)
+        dtype = compute_dtype(inputs)
         divisor = torch.tensor(self.global_scale, dtype=dtype, device=inputs.device)
         return quantize_nvfp4(inputs, divisor), divisor.reciprocal()
 
@@ -281,7 +210,7 @@ class Fp8StaticInputs:
 
     def quantize(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
         """E4M3 values and the fixed scale."""
-        dtype = _compute_dtype(inputs)
+        dtype = compute_dtype(inputs)
         factor = torch.tensor(self.scale, dtype=dtype, device=inputs.device)
         return round_to_e4m3(inputs.to(dtype) / factor), factor
 

@@ -15,20 +15,9 @@ from typing import Any
 import torch
 from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 
-GROUP = 16
+from clefq.clef.small_floats import E4M3_MAX, NVFP4_GROUP, pack_e2m1, unpack_e2m1
+
 FP8 = torch.float8_e4m3fn
-_FP8_MAX = torch.finfo(FP8).max
-# Midpoints between neighbouring E2M1 magnitudes 0, ½, 1, 1½, 2, 3, 4, 6 and whether the midpoint
-# itself rounds up: ties go to the even code.
-_MIDPOINTS = (
-    (0.25, False),
-    (0.75, True),
-    (1.25, False),
-    (1.75, True),
-    (2.5, False),
-    (3.5, True),
-    (5.0, False),
-)
 
 
 def absmax(weight: torch.Tensor) -> torch.Tensor:
@@ -70,7 +59,7 @@ def nvfp4_rows(
         Codes `[rows, columns / 2]`, U8, the first of two in the low half; group scales
         `[rows, columns / 16]`, E4M3.
     """
-    groups = weight.unflatten(-1, (-1, GROUP))
+    groups = weight.unflatten(-1, (-1, NVFP4_GROUP))
     low, high = torch.aminmax(groups, dim=-1)
     scales, _ = calculate_qparams(low, high, args, global_scale=divisor)
     # the library keeps scales in the model's dtype in between; E4M3 values survive that
@@ -78,28 +67,6 @@ def nvfp4_rows(
     scaled = groups / (scales.unsqueeze(-1) / divisor)
     packed = pack_e2m1(scaled).view(weight.shape[0], -1)
     return packed, scales.to(FP8)
-
-
-def pack_e2m1(values: torch.Tensor) -> torch.Tensor:
-    """Rounds to E2M1, ties to even, saturating at ±6, and packs two codes into a byte.
-
-    Args:
-        values: F32, any shape, an even number of elements.
-
-    Returns:
-        U8, flat, half as many elements.
-    """
-    flat = values.reshape(-1)
-    magnitude = flat.abs()
-    # a negative zero loses its sign in the library; what rounds to zero from below keeps it
-    above = flat < 0
-    code = above.view(torch.uint8) << 3
-    for midpoint, tie_up in _MIDPOINTS:
-        compare = torch.ge if tie_up else torch.gt
-        code += compare(magnitude, midpoint, out=above).view(torch.uint8)
-    # a pair of bytes read as one little-endian number: the first element is the low byte
-    pairs = code.view(torch.int16)
-    return (pairs | (pairs >> 4)).to(torch.uint8)
 
 
 def fp8_rows(weight: torch.Tensor, args: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -124,7 +91,7 @@ def fp8_codes(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         weight: `[rows, columns]`.
         scales: A shape that broadcasts against it, same dtype.
     """
-    return (weight / scales).clamp_(-_FP8_MAX, _FP8_MAX).to(FP8)
+    return (weight / scales).clamp_(-E4M3_MAX, E4M3_MAX).to(FP8)
 
 
 def fp8_blocks(
@@ -160,21 +127,6 @@ def spread(scales: torch.Tensor, size: tuple[int, int], shape: Sequence[int]) ->
     return wide.repeat_interleave(size[1], 1)[:, : shape[1]]
 
 
-def unpack_e2m1(packed: torch.Tensor) -> torch.Tensor:
-    """E2M1 codes as values.
-
-    Args:
-        packed: `[rows, n]`, U8.
-
-    Returns:
-        `[rows, 2n]`, F32.
-    """
-    table = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], device=packed.device)
-    table = torch.cat([table, -table])
-    codes = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2)
-    return table[codes.int()]
-
-
 def nvfp4_values(packed: torch.Tensor, scales: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
     """What stored NVFP4 rows stand for: code · group scale / global scale.
 
@@ -186,7 +138,7 @@ def nvfp4_values(packed: torch.Tensor, scales: torch.Tensor, divisor: torch.Tens
     Returns:
         `[rows, columns]`, F32.
     """
-    codes = unpack_e2m1(packed).unflatten(-1, (-1, GROUP))
+    codes = unpack_e2m1(packed).unflatten(-1, (-1, NVFP4_GROUP))
     return (codes * (scales.float() / divisor).unsqueeze(-1)).flatten(-2)
 
 

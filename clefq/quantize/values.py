@@ -10,45 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from clefq.clef.small_floats import E2M1, E4M3
 from clefq.clef.tensor_files import Buffer, TensorInfo
 
 Floats = npt.NDArray[np.float32]
-E4M3_MAX = 448.0
-E2M1_MAX = 6.0
 _ITEM = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32, "F64": np.float64}
-
-
-def _e4m3_table() -> Floats:
-    """Value of every E4M3 code: sign, 4 exponent bits (bias 7), 3 mantissa bits, no infinity."""
-    table = np.empty(256, dtype=np.float32)
-    for code in range(256):
-        exponent, mantissa = code >> 3 & 15, code & 7
-        magnitude = (
-            mantissa * 2.0**-9 if exponent == 0 else (1 + mantissa / 8) * 2.0 ** (exponent - 7)
-        )
-        if code & 127 == 127:
-            magnitude = np.nan
-        table[code] = -magnitude if code & 128 else magnitude
-    return table
-
-
-E4M3 = _e4m3_table()
-
-
-_POSITIVE = E4M3[:127].astype(np.float64)
-_MIDDLE = (_POSITIVE[:-1] + _POSITIVE[1:]) / 2
-
-
-def encode_e4m3(values: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
-    """Nonnegative values as E4M3 codes: nearest, ties to the even code, saturating at 448.
-
-    Args:
-        values: F64, any shape.
-    """
-    low = np.searchsorted(_MIDDLE, values, side="left")
-    high = np.searchsorted(_MIDDLE, values, side="right")
-    # between two codes exactly, low is the one below and high the one above
-    return np.where(low % 2 == 0, low, high).astype(np.uint8)
 
 
 def decode(data: Buffer, dtype: str) -> Floats:
@@ -64,10 +30,6 @@ def decode(data: Buffer, dtype: str) -> Floats:
     if dtype in _ITEM:
         return np.frombuffer(data, dtype=_ITEM[dtype]).astype(np.float32)
     raise ValueError(f"{dtype} is no float type")
-
-
-_E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=np.float32)
-E2M1 = np.concatenate([_E2M1, -_E2M1])
 
 
 def nvfp4_floats(packed: npt.NDArray[np.uint8], scales: Floats, divisor: float) -> Floats:

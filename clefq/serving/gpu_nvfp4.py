@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from clefq.serving.cpu_nvfp4 import GROUP, quantize_activations, unpack_e2m1
+from clefq.clef.small_floats import NVFP4_GROUP, quantize_nvfp4, unpack_e2m1
 from clefq.serving.settings import FOUR_BIT_KEY, FourBit
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def unpack_weight(
     Returns:
         BF16 [rows, K].
     """
-    weight = unpack_e2m1(packed) * scales.float().repeat_interleave(GROUP, dim=-1)
+    weight = unpack_e2m1(packed) * scales.float().repeat_interleave(NVFP4_GROUP, dim=-1)
     return (weight if global_scale is None else weight * global_scale).bfloat16()
 
 
@@ -207,10 +207,10 @@ def quantize_inputs(x: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
 
     Returns:
         BF16 [tokens, K]: E2M1 values times their group's E4M3 scale, exact; the same values as
-        `cpu_nvfp4.quantize_activations`.
+        `small_floats.quantize_nvfp4`.
     """
     if not x.is_cuda:
-        return quantize_activations(x, divisor).to(x.dtype)
+        return quantize_nvfp4(x, divisor).to(x.dtype)
     from clefq.serving.triton_nvfp4 import quantize
 
     return quantize(x, divisor)

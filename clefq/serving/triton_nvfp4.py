@@ -1,6 +1,6 @@
 """The input rounding of W4A4 as one Triton kernel.
 
-The same steps in the same order as `cpu_nvfp4.quantize_activations`, in FP32: an input in BF16
+The same steps in the same order as `small_floats.quantize_nvfp4`, in FP32: an input in BF16
 often lies exactly between two E2M1 values, where the last bit decides. E4M3 is rounded by
 arithmetic, so the kernel runs on GPUs that have no FP8 type.
 """

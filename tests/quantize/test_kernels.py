@@ -14,6 +14,7 @@ from compressed_tensors.quantization.utils.fp4_utils import cast_to_fp4
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from clefq.clef.small_floats import pack_e2m1, unpack_e2m1
 from clefq.quantize import kernels
 from clefq.quantize.audit.rounding import weight_args
 from clefq.quantize.values import decode, nvfp4_floats
@@ -88,13 +89,13 @@ def test_fp8_is_the_library_s(weight: torch.Tensor) -> None:
 def test_packing_is_the_library_s(values: list[float]) -> None:
     tensor = torch.tensor(values).view(1, -1)
     rounded = cast_to_fp4(tensor.clamp(-6, 6).clone())
-    assert kernels.pack_e2m1(tensor).equal(pack_fp4_to_uint8(rounded).view(-1))
+    assert pack_e2m1(tensor).equal(pack_fp4_to_uint8(rounded).view(-1))
 
 
 def test_every_midpoint_rounds_to_the_even_code() -> None:
     middles = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0])
     both = torch.stack([middles, -middles], dim=-1)
-    packed = kernels.pack_e2m1(both)
+    packed = pack_e2m1(both)
     assert (packed & 15).tolist() == [0, 2, 2, 4, 4, 6, 6, 7]
     assert (packed >> 4).tolist() == [8, 10, 10, 12, 12, 14, 14, 15]
 
@@ -104,7 +105,7 @@ def test_unpacking_is_the_library_s(rows: int, half: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     packed = torch.randint(0, 256, (rows, half), generator=generator, dtype=torch.uint8)
     theirs = unpack_fp4_from_uint8(packed, rows, 2 * half, dtype=torch.float32)
-    assert kernels.unpack_e2m1(packed).equal(theirs)
+    assert unpack_e2m1(packed).equal(theirs)
 
 
 @given(weights)

@@ -11,8 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from clefq.clef.small_floats import quantize_nvfp4, unpack_e2m1  # noqa: E402
 from clefq.serving import gpu_nvfp4  # noqa: E402
-from clefq.serving.cpu_nvfp4 import quantize_activations, unpack_e2m1  # noqa: E402
 
 GIB = 2**30
 
@@ -60,13 +60,13 @@ def test_simulated_products_are_those_of_the_emulation() -> None:
     alpha = factor / divisor
     ours = gpu_nvfp4._w4a4_linear(x, gpu_nvfp4.unpack_weight(packed, scales, None), divisor, alpha)
     weight = unpack_e2m1(packed) * scales.float().repeat_interleave(16, dim=-1)
-    expected = (quantize_activations(x, divisor) @ weight.t() * alpha).bfloat16()
+    expected = (quantize_nvfp4(x, divisor) @ weight.t() * alpha).bfloat16()
     assert torch.equal(ours, expected)
 
 
 CHECK = """
 import torch
-from clefq.serving.cpu_nvfp4 import quantize_activations
+from clefq.clef.small_floats import quantize_nvfp4
 from clefq.serving.triton_nvfp4 import quantize
 device = "cuda" if torch.cuda.is_available() else "cpu"
 generator = torch.Generator().manual_seed(0)
@@ -76,7 +76,7 @@ for spread in (1e-3, 1.0, 1e4):
     x[0] = 0
     x[1, :16] = 0
     for divisor in (2688 / x.abs().max().float(), torch.tensor(1.7), torch.tensor(3e-2)):
-        want = quantize_activations(x, divisor)
+        want = quantize_nvfp4(x, divisor)
         got = quantize(x.to(device), divisor.to(device)).cpu()
         assert torch.equal(want.bfloat16(), got), (spread, float(divisor))
         assert torch.equal(want, got.float())

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from clefq.clef.config_match import FP8, NVFP4, Scheme
+from clefq.clef.small_floats import NVFP4_GROUP, unpack_e2m1
 from clefq.clef.tensor_files import TensorInfo
 from clefq.quantize.audit.rounding_fp8 import compare_fp8, compare_fp8_tensor
 from clefq.quantize.audit.tallies import DAMAGE_SHARE, Comparison, Tally, raw_bytes, stored_rows
@@ -113,10 +114,8 @@ def _nvfp4_deviations(
     divisor: torch.Tensor,
 ) -> int:
     """Codes that differ, apart from those whose value lies on a midpoint up to rounding."""
-    from clefq.quantize import kernels
-
-    a, b = kernels.unpack_e2m1(ours), kernels.unpack_e2m1(theirs)
-    wide = block.unflatten(-1, (-1, kernels.GROUP)).float()
+    a, b = unpack_e2m1(ours), unpack_e2m1(theirs)
+    wide = block.unflatten(-1, (-1, NVFP4_GROUP)).float()
     value = (wide / (scales.float() / divisor).unsqueeze(-1)).flatten(-2)
     middle = (a + b) / 2
     tie = (value - middle).abs() <= _TIE * middle.abs()

@@ -8,9 +8,10 @@ import numpy as np
 
 from clefq.clef.config_match import NVFP4, Scheme
 from clefq.clef.fusion import FusedGroup, fused_groups
+from clefq.clef.small_floats import E2M1_MAX, E4M3_MAX
 from clefq.clef.tensor_files import TensorInfo
 from clefq.quantize.audit.report import AuditReport
-from clefq.quantize.values import E2M1_MAX, E4M3_MAX, TOO_LARGE, Floats, read_floats
+from clefq.quantize.values import TOO_LARGE, Floats, read_floats
 
 Refs = Mapping[str, TensorInfo]
 # a scale below it leaves nothing of what it scales

@@ -23,6 +23,7 @@ from clefq import __version__
 from clefq.clef.checkpoint import weight_bytes
 from clefq.clef.formats import scheme_from_config
 from clefq.clef.fusion import FusedGroup
+from clefq.clef.small_floats import encode_e4m3
 from clefq.clef.tensor_files import Buffer, TensorInfo
 from clefq.console import Console
 from clefq.errors import AuditError
@@ -53,7 +54,7 @@ from clefq.quantize.tensors import (
     weight_files,
     write_index,
 )
-from clefq.quantize.values import Floats, decode, encode_e4m3, nvfp4_floats, read_floats
+from clefq.quantize.values import Floats, decode, nvfp4_floats, read_floats
 from clefq.store.atomic import atomic_folder
 
 # what repair can mend; any other breach is refused

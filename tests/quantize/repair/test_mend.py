@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from clefq.clef.small_floats import E4M3, encode_e4m3
 from clefq.console import Console
 from clefq.quantize.audit import audit_checkpoint
 from clefq.quantize.repair import RepairError, repair_checkpoint
 from clefq.quantize.repair.mend import rescale
-from clefq.quantize.values import E4M3, encode_e4m3
 from tests.quantize.conftest import Make
 
 QUIET = Console(quiet=True)
