@@ -67,7 +67,7 @@ def test_what_it_imports_comes_with_vllm_or_is_declared(plugin: Path) -> None:
     names = {"huggingface_hub", "prometheus_client", "PIL"}
     declared = {name.replace("-", "_") for name in project["dependencies"]} | names
     # the engine brings these
-    declared |= {"torch", "transformers", "vllm", "starlette"}
+    declared |= {"torch", "transformers", "triton", "vllm", "starlette"}
     optional = {"backports"}  # where it is there, zstd bodies are read
     for module, tree in sources(plugin).items():
         roots = {name.split(".")[0] for name in imported(tree)} - {PACKAGE}
