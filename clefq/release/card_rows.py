@@ -6,24 +6,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from clefq.parity.gates.cards import find_card
-from clefq.parity.gates.formatting import MARKS, count, figure, interval, limit_text, markdown_cell
-from clefq.parity.gates.judging import title_of
+from clefq.parity.gates.formatting import count, markdown_cell
+from clefq.parity.gates.rows import figure_rows, gate_row
+from clefq.parity.statistics.metric_facts import MODEL_CARD
 from clefq.release.evidence import Evidence, SetEvidence
 from clefq.release.speed import BenchRow, Speed
 from clefq.store.atomic import sha256_file
 
-SHOWN = (
-    "accuracy_baseline",
-    "accuracy_candidate",
-    "accuracy_delta",
-    "agreement",
-    "confident_agreement",
-    "tv",
-    "kl",
-    "score_mae",
-    "ece_delta",
-)
 MAX_GATES = 40
 _TITLES = {
     "accuracy_baseline": "Accuracy, BF16",
@@ -71,22 +60,13 @@ def stored_as(found: Evidence) -> list[str]:
 
 def parity_rows(item: SetEvidence) -> Iterator[dict[str, str]]:
     """The parity table of one set: `{"title", "figure", "interval", "questions", "note"}`."""
-    metrics = item.document["metrics"]
-    for name in SHOWN:
-        metric, card = metrics.get(name), find_card(name)
-        if metric is None or card is None:
-            continue
-        signed = card.kind == "difference"
-        infinite = metric["n_infinite"]
+    for row in figure_rows(MODEL_CARD, item.document):
         yield {
-            "title": _TITLES.get(name) or title_of(name),
-            "figure": "infinite"
-            if metric["estimate"] is None and infinite
-            else figure(metric["estimate"], card.unit, signed=signed)
-            + (f" ({count(infinite)} infinite)" if infinite else ""),
-            "interval": interval(metric["lower"], metric["upper"], card.unit, signed=signed),
-            "questions": count(metric["n_questions"]),
-            "level": f"{100 * metric['confidence']:g}%",
+            "title": _TITLES.get(row.name) or row.title,
+            "figure": row.figure,
+            "interval": row.interval,
+            "questions": row.questions,
+            "level": row.level,
         }
 
 
@@ -98,17 +78,15 @@ def gate_rows(item: SetEvidence) -> list[dict[str, str]]:
 
 
 def _gate_row(gate: Mapping[str, Any]) -> dict[str, str]:
-    card = find_card(gate["metric"])
-    unit = card.unit if card else ""
-    signed = (card is not None and card.kind == "difference") or gate["margin"] is not None
+    row = gate_row(gate)
     return {
-        "mark": MARKS[gate["status"]],
-        "name": markdown_cell(gate["name"]) + ("" if gate["required"] else " (advisory)"),
-        "figure": figure(gate["estimate"], unit, signed=signed),
-        "interval": interval(gate["lower"], gate["upper"], unit, signed=signed),
-        "limit": limit_text(gate, unit, signed=signed),
-        "status": gate["status"].replace("_", " "),
-        "questions": count(gate["n_questions"]),
+        "mark": row.mark,
+        "name": markdown_cell(row.label),
+        "figure": row.figure,
+        "interval": row.interval,
+        "limit": row.needs,
+        "status": row.status,
+        "questions": row.questions,
     }
 
 

@@ -126,7 +126,7 @@ def _help(parameter: Any) -> str:
 
 def metrics_page() -> Iterator[str]:
     """Every metric, from its card."""
-    from clefq.parity.gates.cards import load_cards
+    from clefq.parity.statistics.metric_facts import load_facts
 
     yield from ("# Metrics", "", NOTE, "")
     yield "Names as in `parity.json` and in gate files. `@T` and `@NAME` stand for a threshold and"
@@ -140,7 +140,7 @@ def metrics_page() -> Iterator[str]:
             {"higher": "higher", "lower": "lower"}.get(card.direction, card.direction),
             _gate_of(card),
         )
-        for name, card in load_cards().items()
+        for name, card in load_facts().items()
     ]
     yield from table(("metric", "meaning", "better", "gate"), rows)
 

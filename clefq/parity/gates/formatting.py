@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 NONE = "–"
 MARKS = {
     "pass": "✓",
@@ -53,19 +50,6 @@ def _plain(value: float, signed: bool) -> str:
 def _minus(text: str) -> str:
     """A true minus sign: a hyphen before a figure is easily missed."""
     return text.replace("-", "−")
-
-
-def limit_text(gate: Mapping[str, Any], unit: str, *, signed: bool) -> str:
-    """A gate's limit with its sign, for example `≥ −2.00 pt`."""
-    sign = "≥" if gate["direction"] == "at_least" else "≤"
-    return f"{sign} {figure(gate_limit(gate), unit, signed=signed)}"
-
-
-def gate_limit(gate: Mapping[str, Any]) -> float:
-    """The value that a gate's deciding bound is compared with."""
-    if gate["bound"] is not None:
-        return float(gate["bound"])
-    return float(-gate["margin"] if gate["direction"] == "at_least" else gate["margin"])
 
 
 def count(value: int | None) -> str:

@@ -8,13 +8,11 @@ figures come through a `FigureSource`, from predictions or from a stored report 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import NormalDist
 from typing import Any, Protocol
 
-from clefq.parity.gates.cards import find_card
 from clefq.parity.gates.schema import MIN_RECORDS_KL, Gate, GateFile
 from clefq.parity.statistics.metric import AT_LEAST, OVERALL, Metric
 
@@ -283,13 +281,3 @@ def _unjudged(gate: Gate, query: FigureQuery, reason: str) -> GateResult:
         n_records=0,
         questions_needed=None,
     )
-
-
-def title_of(metric: str) -> str:
-    """A metric's title for tables, with its parameter."""
-    card = find_card(metric)
-    if card is None:
-        return metric
-    if "@" not in metric:
-        return card.title
-    return re.sub(r"\b(T|NAME)$", metric.split("@", 1)[1], card.title)

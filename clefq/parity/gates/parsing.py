@@ -8,12 +8,10 @@ from collections.abc import Sequence
 import yaml
 
 from clefq.errors import GateFileError
-from clefq.parity.gates.cards import Card, find_card, load_cards
 from clefq.parity.gates.fields import Fields
 from clefq.parity.gates.schema import (
     DIRECTIONS,
     REFERENCES,
-    REPLICATE_METRICS,
     SCHEMA,
     SLICE_KEYS,
     BoundBaseline,
@@ -22,6 +20,12 @@ from clefq.parity.gates.schema import (
     GateFile,
     PolicySpec,
     SliceSelector,
+)
+from clefq.parity.statistics.metric_facts import (
+    MetricFacts,
+    find_facts,
+    load_facts,
+    noise_floor_metrics,
 )
 from clefq.store.yaml_text import load_yaml, yaml_fault
 
@@ -164,45 +168,45 @@ def _slice(value: object, parent: Fields) -> SliceSelector:
 
 
 def _check_gate(fields: Fields, gate: Gate) -> None:
-    card = find_card(gate.metric)
-    if card is None:
+    facts = find_facts(gate.metric)
+    if facts is None:
         fields.fault("metric", f"{gate.metric!r} is unknown; known: {', '.join(_gateable())}")
         return
-    if not card.gate:
+    if not facts.gate:
         fields.fault("metric", f"{gate.metric} is for display only and cannot be gated")
-    expected = "at_least" if card.direction == "higher" else "at_most"
+    expected = "at_least" if facts.direction == "higher" else "at_most"
     if gate.direction != expected:
-        fields.fault("direction", f"must be {expected}: {card.direction} {gate.metric} is better")
-    _check_limits(fields, gate, card)
+        fields.fault("direction", f"must be {expected}: {facts.direction} {gate.metric} is better")
+    _check_limits(fields, gate, facts)
     _check_parameter(fields, gate)
     if gate.metric == "coverage":
         fields.fault("metric", "coverage is set by the top-level key `coverage`, always required")
 
 
-def _check_limits(fields: Fields, gate: Gate, card: Card) -> None:
-    by_margin = card.kind == "difference" or gate.reference == "replicate"
+def _check_limits(fields: Fields, gate: Gate, facts: MetricFacts) -> None:
+    by_margin = facts.kind == "difference" or gate.reference == "replicate"
     given, other = (gate.margin, gate.bound) if by_margin else (gate.bound, gate.margin)
     name, wrong = ("margin", "bound") if by_margin else ("bound", "margin")
     if given is None or not math.isfinite(given):
         fields.fault(name, f"is missing: {gate.metric} needs a {name}")
     if other is not None:
         fields.fault(wrong, f"does not apply: {gate.metric} takes a {name}")
-    if card.unit == "fraction" and given is not None and given > 1:
+    if facts.unit == "fraction" and given is not None and given > 1:
         fields.fault(name, f"is {given:g}; figures are fractions, so 2 points are 0.02")
-    elif given is not None and _shows_nothing(gate, card, given):
-        points = given == 1 and card.unit == "fraction"
+    elif given is not None and _shows_nothing(gate, facts, given):
+        points = given == 1 and facts.unit == "fraction"
         hint = " (100 points); figures are fractions, so 1 point is 0.01" if points else ""
         fields.fault(name, f"is {given:g}: a limit that shows nothing{hint}")
     stem = gate.metric.partition("@")[0]
-    if gate.reference == "replicate" and stem not in (*REPLICATE_METRICS, "threshold_flips"):
+    if gate.reference == "replicate" and stem not in noise_floor_metrics():
         fields.fault("reference", f"{gate.metric} has no noise floor to be compared with")
 
 
-def _shows_nothing(gate: Gate, card: Card, limit: float) -> bool:
+def _shows_nothing(gate: Gate, facts: MetricFacts, limit: float) -> bool:
     """Whether the limit lies at the end of what the metric can be, where all candidates pass."""
     if gate.metric == "js":
         return limit >= math.log(2)
-    if card.unit != "fraction":
+    if facts.unit != "fraction":
         return False
     floor = gate.direction == "at_least" and gate.bound is not None
     return limit == 0 if floor else limit == 1
@@ -236,4 +240,4 @@ def _check_names(top: Fields, gates: GateFile) -> None:
 
 
 def _gateable() -> Sequence[str]:
-    return [name for name, card in load_cards().items() if card.gate and name != "coverage"]
+    return [name for name, facts in load_facts().items() if facts.gate and name != "coverage"]

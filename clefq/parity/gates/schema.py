@@ -8,8 +8,6 @@ SCHEMA = "clefq.gates/1"
 DIRECTIONS = ("at_least", "at_most")
 SLICE_KEYS = ("cohort", "type", "options", "length", "margin")
 REFERENCES = ("baseline", "replicate")
-# Metrics that a replicate of the baseline has too, so that a gate can be on the excess.
-REPLICATE_METRICS = ("agreement", "confident_agreement", "kl", "tv", "js", "score_mae")
 MIN_RECORDS_KL = 256
 
 

@@ -13,9 +13,9 @@ from typing import Any
 from clefq.clef.formats import MEANT_ARITHMETIC
 from clefq.errors import ExitCode
 from clefq.parity.gates.banners import COPIED, banners_of, copied, prompts_text, unsaid
-from clefq.parity.gates.cards import find_card
-from clefq.parity.gates.formatting import figure, interval, limit_text
+from clefq.parity.gates.formatting import figure
 from clefq.parity.gates.judging import FAIL, INCONCLUSIVE, NOT_GATED, PASS, GateResult, round_up
+from clefq.parity.gates.rows import gate_row
 from clefq.parity.gates.schema import GateFile
 from clefq.store.predictions import PredictionsMeta
 
@@ -218,15 +218,7 @@ def draw_verdict(evidence: Evidence) -> tuple[Verdict, tuple[GateResult, ...]]:
 
 def describe(result: GateResult) -> str:
     """A gate in one line: its figure, interval, limit and reason, in percent and points."""
-    card = find_card(result.metric)
-    unit = card.unit if card is not None else ""
-    signed = result.margin is not None
-    needs = limit_text(result.to_json(), unit, signed=signed)
-    if result.estimate is None or result.lower is None or result.upper is None:
-        return f"{result.name} needs {needs}: {result.reason}"
-    shown = figure(result.estimate, unit, signed=signed)
-    bounds = interval(result.lower, result.upper, unit, signed=signed)
-    return f"{result.name}: {shown} {bounds}, needs {needs}: {result.reason}"
+    return gate_row(result).line
 
 
 def _uncovered(evidence: Evidence, banners: tuple[str, ...]) -> Verdict:

@@ -7,6 +7,9 @@ import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from clefq.parity.gates.formatting import figure
+from clefq.parity.gates.rows import gate_row
+
 # What XML 1.0 cannot hold.
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
@@ -56,12 +59,12 @@ def _coverage_case(document: Mapping[str, Any], suite: ET.Element) -> str:
     coverage = document["coverage"]
     sound = coverage["status"] == "pass"
     text = f"{coverage['valid']} of {coverage['expected']} questions, at least "
-    text += f"{coverage['minimum']:g} of them are needed"
+    text += f"{figure(coverage['minimum'])} of them are needed"
     return _case(suite, "coverage", "passed" if sound else "error", text)
 
 
 def _gate_case(gate: Mapping[str, Any], suite: ET.Element, inconclusive_fails: bool) -> str:
-    text = gate_line(gate)
+    text = gate_row(gate).line
     outcome = {
         "pass": "passed",
         "fail": "failure",
@@ -82,18 +85,6 @@ def _verdict_case(verdict: Mapping[str, Any], suite: ET.Element, inconclusive_fa
     }[verdict["word"]]
     text = " ".join([*verdict["banners"], verdict["sentence"], *verdict["reasons"]])
     return _case(suite, "verdict", outcome, text)
-
-
-def gate_line(gate: Mapping[str, Any]) -> str:
-    """One gate in one line: figure, interval, limit and reason."""
-    sign = "≥" if gate["direction"] == "at_least" else "≤"
-    limit = gate["bound"]
-    if limit is None:
-        limit = -gate["margin"] if gate["direction"] == "at_least" else gate["margin"]
-    if gate["estimate"] is None or gate["lower"] is None or gate["upper"] is None:
-        return f"{gate['metric']} {sign} {limit:g}: {gate['status']}: {gate['reason']}"
-    figure = f"{gate['estimate']:.4f} [{gate['lower']:.4f}, {gate['upper']:.4f}]"
-    return f"{gate['metric']} {figure}, needs {sign} {limit:g}: {gate['status']}: {gate['reason']}"
 
 
 def _clean(text: str) -> str:

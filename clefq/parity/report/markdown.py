@@ -5,33 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from clefq.parity.gates.cards import find_card
-from clefq.parity.gates.formatting import MARKS, count, figure, interval, limit_text, short_hash
+from clefq.parity.gates.formatting import MARKS, count, figure, short_hash
 from clefq.parity.gates.formatting import markdown_cell as _cell
 from clefq.parity.gates.formatting import markdown_prose as _prose
-from clefq.parity.gates.judging import title_of
+from clefq.parity.gates.rows import figure_rows, gate_row
+from clefq.parity.statistics.metric_facts import REPORT
 
 MAX_GATES = 60
 MAX_WORST = 10
-SHOWN = (
-    "accuracy_baseline",
-    "accuracy_candidate",
-    "accuracy_delta",
-    "record_exact_baseline",
-    "record_exact_candidate",
-    "record_exact_delta",
-    "agreement",
-    "confident_agreement",
-    "tv",
-    "kl",
-    "js",
-    "brier_delta",
-    "nll_delta",
-    "score_mae",
-    "macro_f1_delta",
-    "ece_delta",
-    "aurc_delta",
-)
 
 
 def report_markdown(document: Mapping[str, Any]) -> str:
@@ -77,15 +58,10 @@ def _gates(document: Mapping[str, Any]) -> Iterator[str]:
         f"| {MARKS[coverage['status']]} | coverage | {figure(coverage['share'])} | "
         f"| ≥ {figure(coverage['minimum'])} | {count(coverage['expected'])} |"
     )
-    for gate in document["gates"][:MAX_GATES]:
-        card = find_card(gate["metric"])
-        unit = card.unit if card else ""
-        signed = (card is not None and card.kind == "difference") or gate["margin"] is not None
-        name = _cell(gate["name"]) + ("" if gate["required"] else " (advisory)")
+    for row in map(gate_row, document["gates"][:MAX_GATES]):
         yield (
-            f"| {MARKS[gate['status']]} | {name} | {figure(gate['estimate'], unit, signed=signed)} "
-            f"| {interval(gate['lower'], gate['upper'], unit, signed=signed)} "
-            f"| {limit_text(gate, unit, signed=signed)} | {count(gate['n_questions'])} |"
+            f"| {row.mark} | {_cell(row.label)} | {row.figure} | {row.interval} | {row.needs} "
+            f"| {row.questions} |"
         )
     hidden = len(document["gates"]) - MAX_GATES
     if hidden > 0:
@@ -93,36 +69,15 @@ def _gates(document: Mapping[str, Any]) -> Iterator[str]:
     yield ""
 
 
-def shown_metrics(metrics: Mapping[str, Any]) -> list[str]:
-    """The metrics that a page's table lists, in its order.
-
-    Exact records stand there only where a record has several questions with gold: elsewhere they
-    are the accuracy once more.
-    """
-    names = [name for name in SHOWN if name in metrics]
-    names += [name for name in metrics if "@" in name]
-    exact, asked = metrics.get("record_exact_delta"), metrics.get("accuracy_delta")
-    if exact is None or asked is None or exact["n_questions"] == asked["n_questions"]:
-        names = [name for name in names if not name.startswith("record_exact_")]
-    return names
-
-
 def _metrics(document: Mapping[str, Any]) -> Iterator[str]:
-    metrics = document["metrics"]
-    if not metrics:
+    rows = figure_rows(REPORT, document)
+    if not rows:
         return
     yield "| metric | figure | interval | bootstrap | questions |"
     yield "|---|---:|---|---|---:|"
-    for name in shown_metrics(metrics):
-        metric, card = metrics[name], find_card(name)
-        unit = card.unit if card else ""
-        signed = card is not None and card.kind == "difference"
-        boot = metric["bootstrap"] or {"lower": None, "upper": None}
+    for row in rows:
         yield (
-            f"| {title_of(name)} | {figure(metric['estimate'], unit, signed=signed)} "
-            f"| {interval(metric['lower'], metric['upper'], unit, signed=signed)} "
-            f"| {interval(boot['lower'], boot['upper'], unit, signed=signed)} "
-            f"| {count(metric['n_questions'])} |"
+            f"| {row.title} | {row.figure} | {row.interval} | {row.bootstrap} | {row.questions} |"
         )
     yield ""
 

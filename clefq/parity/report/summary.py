@@ -10,8 +10,8 @@ from typing import Any
 from clefq.clef.checkpoint import weight_bytes
 from clefq.parity.gates.verdict import EXIT_CODES, worst
 from clefq.parity.report.parity_json import SUMMARY_SCHEMA
+from clefq.parity.statistics.metric_facts import SUMMARY, load_facts
 
-SHOWN = ("accuracy_delta", "agreement", "confident_agreement", "kl", "tv")
 BYTES_PER_GB = 1_000_000_000
 
 
@@ -77,10 +77,15 @@ def _row(document: Mapping[str, Any], sizes: Sizes) -> dict[str, Any]:
         **{key: verdict[key] for key in ("sentence", "next_step", "more_questions", "exit_code")},
         **{key: side[key] for key in ("scheme", "kernels", "arithmetic", "engine")},
         "accuracy": metrics.get("accuracy_candidate"),
-        **{name: metrics.get(name) for name in SHOWN},
+        **{name: metrics.get(name) for name in _listed()},
         **_size(variant, sizes),
         "report": f"{variant}/report.html",
     }
+
+
+def _listed() -> list[str]:
+    """The metrics of a row: those of a candidate that could not be judged are null."""
+    return [name for name, facts in load_facts().items() if SUMMARY in facts.shown]
 
 
 def _size(variant: str, sizes: Sizes) -> dict[str, Any]:

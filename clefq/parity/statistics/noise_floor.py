@@ -18,11 +18,10 @@ from clefq.parity.statistics.divergences import QuestionValues, question_values
 from clefq.parity.statistics.figures import NONE, pending_figure, resolve, resolve_at
 from clefq.parity.statistics.measures import MEAN, PAIRED, SHARE, Measure, find_measure, measures
 from clefq.parity.statistics.metric import OVERALL, Metric
+from clefq.parity.statistics.metric_facts import noise_floor_metrics
 from clefq.parity.statistics.pair_statistics import PairStatistics, sampling_of
 from clefq.parity.statistics.pairs import PairedSet, join
 from clefq.store.predictions import Predictions
-
-LEVELS = ("coverage", "agreement", "confident_agreement", "kl", "tv", "js", "score_mae")
 
 
 @dataclass(frozen=True)
@@ -189,11 +188,12 @@ def match_records(first: PairedSet, other: PairedSet) -> IntArray:
 
 
 def _is_level(measure: Measure) -> bool:
-    return measure.name in LEVELS or measure.name.startswith("threshold_flips@")
+    return measure.name.partition("@")[0] in noise_floor_metrics()
 
 
 def _check_level(measure: Measure) -> None:
     if not _is_level(measure):
         raise InputError(
-            f"{measure.name} has no noise floor.", fix=f"choose from {', '.join(LEVELS)}."
+            f"{measure.name} has no noise floor.",
+            fix=f"choose from {', '.join(noise_floor_metrics())}.",
         )

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clefq.parity.gates.files import load_gates
-from clefq.parity.report.markdown import shown_metrics
 from clefq.parity.statistics.metric import Metric
+from clefq.parity.statistics.metric_facts import REPORT, shown_in
 from clefq.parity.statistics.pair_statistics import StatisticsSpec, compare
 from clefq.parity.statistics.pairs import join
 from clefq.store.predictions import Predictions
@@ -108,11 +108,11 @@ def test_one_question_per_record_is_the_accuracy() -> None:
     for ours, theirs in zip(NAMES, TWIN, strict=True):
         assert got[ours] == got[theirs]
     rows = {name: metric.to_json() for name, metric in got.items()}
-    assert not set(NAMES) & set(shown_metrics(rows))
+    assert not set(NAMES) & set(shown_in(REPORT, rows))
     base, cand = make_pair(Design(records=50, seed=2))
     rows = {n: m.to_json() for n, m in compare(join(base, cand), FAST).metrics.items()}
-    assert set(NAMES) <= set(shown_metrics(rows))
-    assert list(shown_metrics({n: m for n, m in rows.items() if n not in NAMES}))
+    assert set(NAMES) <= set(shown_in(REPORT, rows))
+    assert list(shown_in(REPORT, {n: m for n, m in rows.items() if n not in NAMES}))
 
 
 def test_without_gold_there_is_no_figure() -> None:

@@ -11,12 +11,10 @@ import pandas as pd
 import pytest
 
 from clefq.errors import InputError
-from clefq.parity.gates.cards import find_card, load_cards
 from clefq.parity.gates.compare import CandidateReport, JudgeSpec, judge_candidate
 from clefq.parity.gates.files import load_gates
-from clefq.parity.gates.schema import REPLICATE_METRICS
 from clefq.parity.report.parity_json import check_document, parity_document
-from clefq.parity.statistics.noise_floor import LEVELS
+from clefq.parity.statistics.metric_facts import find_facts, load_facts
 from clefq.store.predictions import Predictions
 from tests.parity.report.cases import NO_GIT, PROVENANCE
 from tests.parity.synthetic import World, predictions
@@ -115,15 +113,14 @@ def test_cards_are_those_of_the_statistics(report: CandidateReport) -> None:
     for metrics in report.statistics.policies.values():
         names |= set(metrics)
     stems = {re.sub(r"@.*", "", name) for name in names}
-    assert stems == {re.sub(r"@.*", "", name) for name in load_cards()}
-    assert all(find_card(name) is not None for name in names)
-    assert set(REPLICATE_METRICS) == set(LEVELS) - {"coverage"}
+    assert stems == {re.sub(r"@.*", "", name) for name in load_facts()}
+    assert all(find_facts(name) is not None for name in names)
 
 
 def test_units_of_the_cards_match_the_figures(report: CandidateReport) -> None:
     assert report.statistics is not None
     for name, metric in report.statistics.metrics.items():
-        card = find_card(name)
+        card = find_facts(name)
         assert card is not None
         natural = {"share": "fraction", "difference": "fraction", "≥ nats": "nats"}
         assert natural.get(metric.unit, metric.unit) == card.unit, name
