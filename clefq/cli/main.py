@@ -41,6 +41,7 @@ COMMANDS: dict[str, str] = {
     "ci": "ci",
     "serve": "serve",
     "plan": "plan",
+    "threshold": "threshold",
     "sensitivity": "sensitivity",
     "audit": "audit",
     "repair": "repair",
@@ -57,7 +58,7 @@ PANELS: dict[str, tuple[str, ...]] = {
     "Start here": ("demo", "doctor"),
     "The loop": ("build", "quantize", "predict", "parity", "gate"),
     "Checkpoints": ("audit", "repair", "diff", "sensitivity"),
-    "Evidence": ("ci", "plan", "import", "export", "card", "bundle"),
+    "Evidence": ("ci", "plan", "threshold", "import", "export", "card", "bundle"),
     "Serving": ("serve", "bench"),
 }
 

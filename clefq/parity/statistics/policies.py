@@ -76,11 +76,8 @@ def decide(pairs: PairedSet, policy: Policy) -> Decisions:
 
     It decides the questions whose id matches and that have its option.
     """
-    ids = np.unique(pairs.question_ids.astype(str))
-    matching = {name for name in ids if fnmatchcase(name, policy.questions)}
-    named = np.array([name in matching for name in pairs.question_ids], dtype=np.bool_)
-    option = _option(pairs, policy.option)
-    domain = named & (option >= 0)
+    option = option_places(pairs, policy.option)
+    domain = matching(pairs, policy.questions) & (option >= 0)
     has_gold = pairs.gold >= 0
     return Decisions(
         domain=domain,
@@ -120,7 +117,14 @@ def _measures(values: QuestionValues, decisions: Decisions, policy: Policy) -> I
     )
 
 
-def _option(pairs: PairedSet, name: str) -> IntArray:
+def matching(pairs: PairedSet, pattern: str) -> BoolArray:
+    """Questions whose id matches a pattern with `*` and `?`, bool [n]."""
+    ids = np.unique(pairs.question_ids.astype(str))
+    found = {name for name in ids if fnmatchcase(name, pattern)}
+    return np.array([name in found for name in pairs.question_ids], dtype=np.bool_)
+
+
+def option_places(pairs: PairedSet, name: str) -> IntArray:
     """Flat index of an option in each question, −1 where there is none, int64 [n]."""
     result = np.full(pairs.n_questions, -1, dtype=np.int64)
     for code in np.flatnonzero(pairs.option_names == name):
