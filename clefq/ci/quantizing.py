@@ -45,8 +45,8 @@ def make_candidate(recipe: Recipe, baseline: Side, out: Path, console: Console) 
 
 
 def _check_same(manifest: Manifest, recipe: Recipe, source: Path, out: Path) -> None:
-    from clefq.clef.backbone import layer_types
     from clefq.clef.checkpoint import open_checkpoint
+    from clefq.clef.family import layer_types
     from clefq.quantize.finish import hash_files, identity
     from clefq.quantize.recipes import bundled_recipe, custom_recipe
     from clefq.store.sets import open_set

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clefq.clef.backbone import TEXT, missing_modules
 from clefq.clef.config_match import quantization_of
+from clefq.clef.family import FAMILY, TEXT, missing_modules
 from clefq.clef.formats import scheme_from_config
 from clefq.clef.head_config import HEAD_CONFIG_FILE, HEAD_FILE, HeadConfig, head_folder
 from clefq.clef.tensor_files import (
@@ -22,8 +22,6 @@ from clefq.clef.tokenizer import PromptTokenizer
 from clefq.errors import CheckpointError, InputError
 from clefq.store.atomic import read_json, sha256_bytes, sha256_file
 
-MODEL_TYPE = "qwen3_5"
-ARCHITECTURE = "Qwen3_5ForConditionalGeneration"
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 MANIFEST_FILE = "clefq.json"
@@ -195,10 +193,10 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is missing: not a Clef checkpoint.", fix=_RELEASE_FIX)
     config = _read_object(path)
     architectures = config.get("architectures")
-    if config.get("model_type") != MODEL_TYPE or architectures != [ARCHITECTURE]:
+    if config.get("model_type") != FAMILY.model_type or architectures != [FAMILY.model_class]:
         raise CheckpointError(
             f"{path}: model_type {config.get('model_type')!r} with architectures "
-            f"{architectures!r} is not Clef ({MODEL_TYPE!r}, {ARCHITECTURE}).",
+            f"{architectures!r} is not Clef ({FAMILY.model_type!r}, {FAMILY.model_class}).",
             fix=_RELEASE_FIX,
         )
     for part in ("text_config", "vision_config"):

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from clefq.clef.family import served_name
 from clefq.clef.formats import PACKED_FP4, PLAIN_FP8, arithmetic_name, suffixes_of
 
 NVFP4 = PACKED_FP4.names[0]
@@ -217,21 +218,6 @@ def _patterns(holder: Mapping[str, Any], key: str) -> list[str]:
 
 def _matches_under(module: str, name: str, target: str) -> bool:
     return matches(name if target.startswith("re:") else module, target)
-
-
-def served_name(module: str) -> str:
-    """Name of a module in vLLM, which renames plain names of a config too, but no patterns.
-
-    Args:
-        module: Name in the checkpoint, for example `model.language_model.layers.0.mlp.up_proj`.
-    """
-    for prefix, new in _SERVED.items():
-        if module.startswith(prefix):
-            return new + module.removeprefix(prefix)
-    return module
-
-
-_SERVED = {"model.language_model.": "language_model.model.", "model.visual.": "visual."}
 
 
 def misnamed(config: Mapping[str, Any], linears: Iterable[str]) -> list[tuple[str, str]]:

@@ -266,8 +266,8 @@ def needs_of_schemes(folder: Path) -> list[SchemeNeeds]:
     Raises:
         CheckpointError: Not a BF16 Clef checkpoint.
     """
-    from clefq.clef.backbone import layer_types
     from clefq.clef.checkpoint import open_checkpoint
+    from clefq.clef.family import layer_types
     from clefq.quantize.plan import make_plan
     from clefq.quantize.quiet import quiet_libraries
     from clefq.quantize.recipes import bundled_recipe

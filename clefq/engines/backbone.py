@@ -1,4 +1,4 @@
-"""Loads the Qwen3.5 backbone of a checkpoint, BF16 or quantized, for prefill.
+"""Loads the backbone of a checkpoint, BF16 or quantized, for prefill.
 
 The module tree of transformers, built from the config without its quantization section; every
 quantized layer is replaced by a `QuantizedLinear` over the stored tensors, everything else gets
@@ -9,7 +9,6 @@ missing or left over is an error.
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from clefq.clef.checkpoint import LM_HEAD
+from clefq.clef.family import FAMILY
 from clefq.clef.formats import FORMATS, Arithmetic
 from clefq.engines.quantized import arithmetic_of, find_layers, read_layer, served_scales
 from clefq.engines.simulation import InputMemo, QuantizedLinear
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 # Decoded FP32 weights are kept between passes up to this size; beyond it they are decoded anew.
 KEEP_DECODED_BYTES = 2 << 30
-# Multi-token-prediction layers, which prefill never uses.
-_UNUSED = re.compile(r"^(model\.)?mtp\.")
 # transformers checks a config nowhere in one place: a value of the wrong type surfaces as any of
 # these, wherever it is first used.
 _CONFIG_FAULTS = (AttributeError, KeyError, RuntimeError, TypeError, ValueError)
@@ -42,7 +40,7 @@ class Backbone:
     """A loaded backbone.
 
     Attributes:
-        model: `Qwen3_5ForConditionalGeneration`, in eval mode.
+        model: transformers' model of the family, in eval mode.
         arithmetic: Coarsest matrix arithmetic in it.
         warnings: What the user should know, one line each.
         memo: Quantized inputs shared between layers; clear it after each pass.
@@ -172,18 +170,19 @@ def _skeleton(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
     Raises:
         CheckpointError: transformers makes nothing of `config.json`.
     """
+    import transformers
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
     from transformers.initialization import no_init_weights
 
     values = {k: v for k, v in checkpoint.config.items() if k not in _QUANTIZATION_KEYS}
     if isinstance(text := values.get("text_config"), dict):
         values["text_config"] = {k: v for k, v in text.items() if k not in _QUANTIZATION_KEYS}
     try:
-        config = Qwen3_5Config.from_dict(values)
+        config = getattr(transformers, FAMILY.config_class).from_dict(values)
         config.use_cache = False
         with no_init_weights():
-            return Qwen3_5ForConditionalGeneration._from_config(config, dtype=dtype)
+            model_class = getattr(transformers, FAMILY.model_class)
+            return model_class._from_config(config, dtype=dtype)
     except (*_CONFIG_FAULTS, StrictDataclassError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointError(
@@ -233,7 +232,7 @@ def _fill(
     """Gives every remaining parameter its tensor."""
     by_file: dict[Any, list[str]] = defaultdict(list)
     for name, info in checkpoint.tensors.items():
-        if name.rpartition(".")[0] not in layers and not _UNUSED.match(name):
+        if name.rpartition(".")[0] not in layers and not name.startswith(FAMILY.drafts):
             by_file[info.file].append(name)
     wanted = dict(model.named_parameters(remove_duplicate=False))
     faults = []

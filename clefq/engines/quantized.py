@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from clefq.clef.config_match import Scheme, misread, schemes_of
+from clefq.clef.family import fused_groups
 from clefq.clef.formats import FORMATS, PACKED_FP4, PLAIN_FP8, Arithmetic, coarsest
-from clefq.clef.fusion import fused_groups
 from clefq.clef.small_floats import NVFP4_GROUP
 from clefq.engines.simulation import (
     Fp8StaticInputs,

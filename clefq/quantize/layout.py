@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
-from clefq.clef.fusion import group_key
+from clefq.clef.family import group_key
 from clefq.clef.tensor_files import COPY_BLOCK, TensorInfo, read_header
 from clefq.errors import CheckpointError
 from clefq.quantize.tensors import OutTensor, ShardFile

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from clefq.clef.family import FAMILY
 from clefq.clef.images import ImageReader
 from clefq.quantize.shared_scales import shared_scale_tables
 
@@ -99,14 +100,15 @@ def same_codes_everywhere() -> Iterator[None]:
 
 
 def _load(job: Job) -> Any:
-    from transformers import Qwen3_5ForConditionalGeneration
+    import transformers
 
+    model_class = getattr(transformers, FAMILY.model_class)
     if job.offload is None:
-        return Qwen3_5ForConditionalGeneration.from_pretrained(job.source, dtype="auto")
+        return model_class.from_pretrained(job.source, dtype="auto")
     from compressed_tensors.offload import load_offloaded_model
 
-    with load_offloaded_model(Qwen3_5ForConditionalGeneration):
-        return Qwen3_5ForConditionalGeneration.from_pretrained(
+    with load_offloaded_model(model_class):
+        return model_class.from_pretrained(
             job.source,
             dtype="auto",
             device_map="auto_offload",

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clefq.clef.checkpoint import ARCHITECTURE
+from clefq.clef.family import FAMILY, fused_groups, protected_reason
 from clefq.clef.formats import FORMATS, arithmetic_name, format_of_weights
-from clefq.clef.fusion import fused_groups
 from clefq.errors import CheckpointError, RecipeError
-from clefq.quantize.protected import protected_reason
 from clefq.quantize.recipes import Recipe, modifiers_of
 
 # modifiers that change nothing but the weights they quantize
@@ -106,15 +104,15 @@ def meta_model(folder: Path) -> Any:
         CheckpointError: The config is not that of a Clef backbone.
     """
     import torch
-    from transformers import AutoConfig, Qwen3_5ForConditionalGeneration
+    import transformers
 
     try:
-        config = AutoConfig.from_pretrained(folder)
+        config = transformers.AutoConfig.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(f"{folder / 'config.json'} is not a usable model config.") from error
-    if ARCHITECTURE not in (config.architectures or []):
+    if FAMILY.model_class not in (config.architectures or []):
         raise CheckpointError(
-            f"{folder / 'config.json'} is of {config.architectures}, not of {ARCHITECTURE}.",
+            f"{folder / 'config.json'} is of {config.architectures}, not of {FAMILY.model_class}.",
             fix="give a Clef checkpoint in BF16.",
         )
     if getattr(config, "quantization_config", None) is not None:
@@ -122,7 +120,7 @@ def meta_model(folder: Path) -> Any:
             f"{folder} is quantized already.", fix="give the BF16 checkpoint it was made from."
         )
     with torch.device("meta"):
-        return Qwen3_5ForConditionalGeneration._from_config(config)
+        return getattr(transformers, FAMILY.model_class)._from_config(config)
 
 
 def _instantiate(recipe: Recipe) -> list[Any]:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from clefq import __version__
-from clefq.clef.backbone import layer_types
 from clefq.clef.checkpoint import Checkpoint, open_checkpoint, weight_bytes
 from clefq.clef.encoding import DEFAULT_MAX_LENGTH
+from clefq.clef.family import layer_types
 from clefq.clef.tensor_files import TensorInfo
 from clefq.console import Console
 from clefq.errors import AuditError, InputError, RecipeError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from clefq.clef.fusion import FUSED
+from clefq.clef.family import FUSED
 
 
 @contextmanager

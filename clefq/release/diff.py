@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from clefq.clef.family import FAMILY, TEXT
 from clefq.clef.tensor_files import same_bytes
 from clefq.console import Advance
 from clefq.quantize.audit import files as audit_files
@@ -26,16 +27,15 @@ from clefq.release.weights import HEAD_PREFIX, Weight, Weights, open_weights
 from clefq.store.atomic import read_json, sha256_file
 
 STATUSES = ("identical", "changed", "dtype", "shape", "missing", "added")
-_LAYER = re.compile(r"^model\.language_model\.layers\.(\d+)\.(\w+)")
-_MIXERS = {"self_attn": "attention", "linear_attn": "DeltaNet"}
+_LAYER = re.compile(rf"^{re.escape(TEXT)}\.layers\.(\d+)\.(\w+)")
+_TITLES = {part.path: part.title for part in FAMILY.parts.values()}
 _PLACES = (
-    ("model.language_model.embed_tokens.", "embeddings"),
-    ("model.language_model.norm.", "final norm"),
+    (f"{TEXT}.embed_tokens.", "embeddings"),
+    (f"{TEXT}.norm.", "final norm"),
     ("lm_head.", "lm_head"),
-    ("model.visual.", "vision tower"),
+    (f"{FAMILY.visual}.", "vision tower"),
     (HEAD_PREFIX, "joint head"),
-    ("mtp.", "draft layers"),
-    ("model.mtp.", "draft layers"),
+    *((prefix, "draft layers") for prefix in FAMILY.drafts),
 )
 
 
@@ -262,7 +262,7 @@ def place_of(name: str) -> tuple[str, str]:
     """Where a weight belongs: a layer's number and its part, or a name such as `lm_head` and ''."""
     layer = _LAYER.match(name)
     if layer is not None:
-        part = _MIXERS.get(layer[2], "MLP" if layer[2] == "mlp" else "norms")
+        part = _TITLES.get(layer[2], "norms")
         return layer[1], part
     return next((place for start, place in _PLACES if name.startswith(start)), "other"), ""
 

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from clefq.release.diff import FolderDiff, Part, TensorDiff
+from clefq.release.weights import CLEF_PREFIX
 
 BAR = 16
 SHOWN = 8
@@ -142,7 +143,7 @@ def _how(tensor: TensorDiff) -> str:
 
 
 def _short(name: str) -> str:
-    return name.removeprefix("model.language_model.")
+    return name.removeprefix(CLEF_PREFIX)
 
 
 def _kinds(tensor: TensorDiff) -> str:

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from clefq.clef.config_match import FP8, NVFP4, Scheme, quantization_of, schemes_of
+from clefq.clef.family import TEXT
 from clefq.clef.tensor_files import TensorInfo, read_header
 from clefq.quantize.tensors import HEAD_FILES, open_tensors
 from clefq.quantize.values import Floats, decode, nvfp4_floats, read_floats
 from clefq.store.atomic import read_json
 
 HEAD_PREFIX = "joint_head."
-CLEF_PREFIX = "model.language_model."
+CLEF_PREFIX = f"{TEXT}."
 BLOCK_ELEMENTS = 1 << 19
 _PLAIN = {"F8_E4M3": 1, "BF16": 2, "F16": 2, "F32": 4, "F64": 8}
 _TEXT_ONLY = ("model.layers.", "model.embed_tokens.", "model.norm.")

@@ -1,7 +1,7 @@
 """The blocks of a model: what can be quantized, in which formats, and what that weighs.
 
 A block is the MLP, the attention or the DeltaNet of one layer. It has one format: the fused
-products inside it (`clefq.clef.fusion`) could not have two, and what a block adds to the residual
+products inside it (`clefq.clef.family`) could not have two, and what a block adds to the residual
 stream is the smallest thing whose damage is worth a measurement of its own.
 """
 
@@ -12,21 +12,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from clefq.clef.backbone import TEXT, layer_types
 from clefq.clef.checkpoint import Checkpoint
+from clefq.clef.family import FAMILY, MLP, TEXT, group_key, layer_types, protected_reason
 from clefq.clef.formats import BF16, RECIPE_FORMATS
-from clefq.clef.fusion import group_key
 from clefq.clef.tensor_files import TensorInfo
 from clefq.errors import InputError
-from clefq.quantize.protected import protected_reason
-
-MLP, ATTENTION, DELTANET = "mlp", "attention", "deltanet"
-# kind -> module below the layer, and its Linears in serving's stacking order
-LINEARS: dict[str, tuple[str, tuple[str, ...]]] = {
-    MLP: ("mlp", ("gate_proj", "up_proj", "down_proj")),
-    ATTENTION: ("self_attn", ("q_proj", "k_proj", "v_proj", "o_proj")),
-    DELTANET: ("linear_attn", ("in_proj_qkv", "in_proj_z", "out_proj")),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +95,15 @@ def find_blocks(checkpoint: Checkpoint) -> tuple[Block, ...]:
         )
     blocks = []
     for layer, mixer in enumerate(layer_types(checkpoint.text_config)):
-        kinds = (ATTENTION if mixer == "full_attention" else DELTANET, MLP)
+        kinds = (FAMILY.mixers[mixer], MLP)
         blocks += [_block(layer, kind, checkpoint.tensors) for kind in kinds]
     return tuple(blocks)
 
 
 def _block(layer: int, kind: str, tensors: Mapping[str, TensorInfo]) -> Block:
-    parent, leaves = LINEARS[kind]
-    path = f"{TEXT}.layers.{layer}.{parent}"
-    modules = [f"{path}.{leaf}" for leaf in leaves]
+    part = FAMILY.parts[kind]
+    path = f"{TEXT}.layers.{layer}.{part.path}"
+    modules = [f"{path}.{leaf}" for leaf in part.linears]
     weights = {module: tensors[f"{module}.weight"] for module in modules}
     assert not any(protected_reason(module) for module in modules)
     units: dict[str, list[str]] = {}

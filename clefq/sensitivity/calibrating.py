@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from clefq.clef.family import FAMILY
 from clefq.errors import InputError
 from clefq.quantize import kernels
 from clefq.sensitivity.blocks import Block
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from clefq.clef.records import Record
     from clefq.console import Console
     from clefq.engines.transformers_engine import TransformersEngine
-
-_NORM = "Qwen3_5RMSNorm"
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ def _plain_attention(model: Any) -> Iterator[None]:
 @contextmanager
 def _rounded_norms(model: Any) -> Iterator[None]:
     """Norms with gains 1 + w rounded to the weights' dtype, as oneshot runs them."""
-    norms = [module for module in model.modules() if type(module).__name__ == _NORM]
+    norms = [module for module in model.modules() if type(module).__name__ == FAMILY.norm_class]
     saved = [norm.weight for norm in norms]
     try:
         for norm in norms:

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clefq.clef.backbone import layer_types
 from clefq.clef.checkpoint import Checkpoint
+from clefq.clef.family import ATTENTION, FAMILY, layer_types
 from clefq.clef.formats import BF16, RECIPE_FORMATS
 from clefq.clef.tensor_files import read_header
 from clefq.errors import InputError
@@ -94,7 +94,7 @@ def cost_model(
 def _fixed_macs(checkpoint: Checkpoint, mean_tokens: float) -> int:
     text = checkpoint.text_config
     types = layer_types(text)
-    full = sum(kind == "full_attention" for kind in types)
+    full = sum(FAMILY.mixers[kind] == ATTENTION for kind in types)
     scores = mean_tokens * text["num_attention_heads"] * text["head_dim"]  # q·k and p·v, causal
     total = full * scores + (len(types) - full) * _deltanet_macs(text)
     head = checkpoint.head_config

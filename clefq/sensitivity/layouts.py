@@ -11,15 +11,15 @@ from pathlib import Path
 
 import yaml
 
+from clefq.clef.family import FAMILY, MLP
 from clefq.clef.formats import BF16, RECIPE_FORMATS
 from clefq.errors import RecipeError
 from clefq.quantize.plan import Plan, arithmetic_of, make_plan
 from clefq.quantize.quiet import quiet_libraries
 from clefq.quantize.recipes import Recipe, bundled_recipe
-from clefq.sensitivity.blocks import LINEARS, MLP, Block, Layout, uniform
+from clefq.sensitivity.blocks import Block, Layout, uniform
 
 _FORMATS: dict[str, str] = {row.arithmetic: name for name, row in RECIPE_FORMATS.items()}
-_IGNORE = ["re:.*lm_head$", "re:.*visual.*", r"re:.*linear_attn\.in_proj_[ab]$"]
 RULE = """\
 # llm-compressor reads this file unchanged. The rule that fused projections share one format and
 # one global scale (q/k/v, gate/up, and the DeltaNet pair in_proj_qkv/in_proj_z, which
@@ -110,7 +110,7 @@ def write_recipe(
     scheme = {preset: targets for preset, targets in scheme.items() if targets}
     if not scheme:
         raise RecipeError("this layout quantizes nothing: keep the BF16 checkpoint.")
-    modifier = {"scheme": scheme, "ignore": _IGNORE}
+    modifier = {"scheme": scheme, "ignore": list(FAMILY.ignore)}
     body = {"quant_stage": {"quant_modifiers": {"QuantizationModifier": modifier}}}
     comment = "\n".join([*(f"# {line}".rstrip() for line in header), "#", RULE])
     text = f"{comment}\n{yaml.safe_dump(body, sort_keys=False, width=10_000)}"
@@ -124,9 +124,9 @@ def write_recipe(
 
 def _targets(blocks: Sequence[Block]) -> list[str]:
     found = []
-    for kind, (parent, leaves) in LINEARS.items():
+    for kind, part in FAMILY.parts.items():
         layers = [str(block.layer) for block in blocks if block.kind == kind]
         if layers:
-            names = "|".join(leaves)
-            found.append(rf"re:.*layers\.({'|'.join(layers)})\.{parent}\.({names})$")
+            names = "|".join(part.linears)
+            found.append(rf"re:.*layers\.({'|'.join(layers)})\.{part.path}\.({names})$")
     return found

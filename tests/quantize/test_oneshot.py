@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from clefq.clef.checkpoint import checkpoint_sha256, open_checkpoint, scheme_of
-from clefq.clef.fusion import fused_groups
+from clefq.clef.family import fused_groups
 from clefq.console import Console
 from clefq.quantize.audit.scales import read_global_scale
 from clefq.quantize.calibration import load_calibration

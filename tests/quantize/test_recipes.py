@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from clefq.clef.family import FUSED, fused_groups, group_key
 from clefq.clef.formats import RECIPES
-from clefq.clef.fusion import FUSED, fused_groups, group_key
 from clefq.errors import CheckpointError, RecipeError
 from clefq.quantize.plan import Plan, make_plan
 from clefq.quantize.quiet import quiet_libraries

@@ -12,7 +12,7 @@ import yaml
 from compressed_tensors.quantization import preset_name_to_scheme
 from safetensors.torch import load_file, save_file
 
-from clefq.clef.fusion import group_key
+from clefq.clef.family import group_key
 from clefq.console import Console
 from clefq.errors import InputError
 from clefq.quantize.layout import plan_units

@@ -14,7 +14,6 @@ from clefq.clef.tensor_files import read_header
 from clefq.console import Console
 from clefq.errors import InputError, RecipeError
 from clefq.quantize.plan import make_plan
-from clefq.quantize.protected import PROTECTED
 from clefq.quantize.recipes import Recipe, bundled_recipe
 from clefq.quantize.run import QuantizeSpec, quantize
 from clefq.quantize.tensors import open_tensors
@@ -88,7 +87,6 @@ def test_no_layout_reaches_what_must_stay_as_it_is(release: Path, checkpoint: Ch
         modules = list(plan.modules)
         assert not any(name in module for module in modules for name in ("lm_head", "visual"))
         assert not any(module.endswith(("in_proj_a", "in_proj_b")) for module in modules)
-    assert PROTECTED
 
 
 def test_published_layouts_keep_to_the_schemes(release: Path, blocks: tuple[Block, ...]) -> None:

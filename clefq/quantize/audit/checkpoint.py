@@ -22,21 +22,22 @@ from clefq.clef.config_match import (
     misread,
     quantization_of,
     schemes_of,
-    served_name,
 )
-from clefq.clef.fusion import fused_groups
-from clefq.clef.tensor_files import TensorInfo
-from clefq.errors import CheckpointError
-from clefq.quantize.architecture import (
+from clefq.clef.family import (
+    FAMILY,
     Shapes,
     expected_tensors,
+    fused_groups,
     linear_modules,
+    protected_reason,
+    served_name,
     text_prefix,
 )
+from clefq.clef.tensor_files import TensorInfo
+from clefq.errors import CheckpointError
 from clefq.quantize.audit import files, scales, values
 from clefq.quantize.audit import source as against
 from clefq.quantize.audit.report import AuditReport
-from clefq.quantize.protected import protected_reason
 from clefq.quantize.tensors import INDEX, FolderTensors, scan_folder
 from clefq.store.atomic import read_json
 
@@ -138,7 +139,7 @@ def _open(report: AuditReport, folder: Path, config: Mapping[str, Any]) -> Audit
     expected = expected_tensors(config, prefix)
     if expected is None:
         raise CheckpointError(
-            f"{folder / 'config.json'} is not that of a Qwen3.5 model.",
+            f"{folder / 'config.json'} is not that of a {FAMILY.name} model.",
             fix="give a Clef checkpoint, or another one of its architecture.",
         )
     schemes: dict[str, Scheme] = {}
@@ -306,7 +307,7 @@ def _coverage(report: AuditReport, audited: Audited) -> None:
     known = set(audited.expected) | quantized
     linears = set(linear_modules(audited.expected))
     extra = [n for n in audited.refs if n not in known and not _suffix_known(n, linears)]
-    drafts = [name for name in extra if name.startswith(("mtp.", "model.mtp."))]
+    drafts = [name for name in extra if name.startswith(FAMILY.drafts)]
     tied = _tied(report, audited)
     for name in extra:
         if name not in (*drafts, *tied):

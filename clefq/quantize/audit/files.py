@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from clefq.clef.family import FAMILY
 from clefq.clef.head_config import HeadConfig
 from clefq.clef.images import PROCESSOR_FILES
 from clefq.clef.tensor_files import check_head_file, read_header, same_bytes
@@ -187,14 +188,14 @@ def _plain_config(config: Mapping[str, Any], outer: object = None) -> dict[str, 
 
 def _resolved(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """The config with its defaults, or None where transformers cannot read it."""
-    if find_spec("transformers") is None or config.get("model_type") != "qwen3_5":
+    if find_spec("transformers") is None or config.get("model_type") != FAMILY.model_type:
         return None
+    import transformers
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import Qwen3_5Config
 
     try:
         values = {k: v for k, v in config.items() if k not in _FREE}
-        read = Qwen3_5Config.from_dict(values).to_dict()
+        read = getattr(transformers, FAMILY.config_class).from_dict(values).to_dict()
     except (StrictDataclassError, AttributeError, ValueError, TypeError, KeyError):
         return None
     return _plain_config(json.loads(json.dumps(read, default=str)))

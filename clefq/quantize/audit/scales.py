@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from clefq.clef.config_match import NVFP4, Scheme
-from clefq.clef.fusion import FusedGroup, fused_groups
+from clefq.clef.family import FusedGroup, fused_groups
 from clefq.clef.small_floats import E2M1_MAX, E4M3_MAX
 from clefq.clef.tensor_files import TensorInfo
 from clefq.quantize.audit.report import AuditReport

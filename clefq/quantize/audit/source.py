@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clefq.clef.config_match import NVFP4, Scheme
-from clefq.clef.fusion import fused_groups
+from clefq.clef.family import fused_groups
 from clefq.clef.tensor_files import TensorInfo, same_bytes
 from clefq.quantize.audit.report import AuditReport
 from clefq.quantize.finish import identity, loaded_files

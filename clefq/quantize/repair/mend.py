@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from clefq import __version__
 from clefq.clef.checkpoint import weight_bytes
+from clefq.clef.family import FusedGroup
 from clefq.clef.formats import scheme_from_config
-from clefq.clef.fusion import FusedGroup
 from clefq.clef.small_floats import encode_e4m3
 from clefq.clef.tensor_files import Buffer, TensorInfo
 from clefq.console import Console

@@ -465,7 +465,7 @@ def test_no_folder_at_all() -> None:
 
 def test_expected_tensors_are_those_of_the_model(source: Path) -> None:
     """The formula of names and shapes against what transformers saved."""
-    from clefq.quantize.architecture import expected_tensors
+    from clefq.clef.family import expected_tensors
 
     config = json.loads((source / "config.json").read_text())
     expected = expected_tensors(config, "model.language_model")
@@ -479,7 +479,7 @@ def test_schemes_are_those_that_compressed_tensors_reads(made: Make, scheme: str
     from transformers import AutoConfig, Qwen3_5ForConditionalGeneration
 
     from clefq.clef.config_match import schemes_of
-    from clefq.quantize.architecture import expected_tensors, linear_modules
+    from clefq.clef.family import expected_tensors, linear_modules
     from clefq.quantize.quiet import quiet_libraries
 
     folder = made(scheme).folder

@@ -13,7 +13,8 @@ import pytest
 from safetensors.torch import load_file
 
 from clefq.clef.checkpoint import open_checkpoint
-from clefq.clef.config_match import matches, misnamed, served_name
+from clefq.clef.config_match import matches, misnamed
+from clefq.clef.family import served_name
 from clefq.engines.quantized import find_layers
 from clefq.errors import CheckpointError
 from clefq.quantize.audit import audit_checkpoint
