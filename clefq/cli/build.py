@@ -57,6 +57,15 @@ def command(
             help="Model folder whose tokenizer counts; `none`: no counts. Default: the miniature.",
         ),
     ] = None,
+    allow_malformed: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            metavar="SHARE",
+            help="Share of a source's rows that may be refused before the build fails.",
+        ),
+    ] = 0.01,
     json_output: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -80,6 +89,7 @@ def command(
         data_dir=data_dir,
         against=tuple(against or ()),
         tokenizer=_tokenizer(tokenizer),
+        allow_malformed=allow_malformed,
     )
     result = build_set(spec, console)
     if role == "calibration" and not spec.against:

@@ -6,6 +6,7 @@ where it was; the set itself appears whole or not at all.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections import Counter
@@ -24,8 +25,10 @@ from clefq.data.loading import Load, Malformed
 from clefq.data.personal import KEY_VARIABLE
 from clefq.data.pool import Pool, PoolWriter, open_pool
 from clefq.data.prints import PoolPrints, learn_schema
+from clefq.data.readers import NOT_UTF8
 from clefq.data.selection import Limits, Removed, Selected, Selector, TokensOf
 from clefq.data.sources import SOURCES
+from clefq.data.tables import not_utf8_fix
 from clefq.data.tokens import PromptCounter
 from clefq.data.variants import apply_variant
 from clefq.errors import DefinitionError
@@ -47,6 +50,10 @@ CANARIES = (
     "do not train on this",
 )
 
+# Above this share of refused rows a set is another sample than its table.
+MOST_MALFORMED = 0.01
+FIRST_ROWS = 5
+
 
 @dataclass(frozen=True, slots=True)
 class BuildSpec:
@@ -59,6 +66,7 @@ class BuildSpec:
         data_dir: Folder of original files, or None (then CLEFQ_DATA_DIR, then the hub).
         against: Sets and lists to compare with.
         tokenizer: Model folder whose tokenizer counts, or None to leave tokens uncounted.
+        allow_malformed: Largest share of a source's rows that may be refused.
     """
 
     definition: Definition
@@ -67,6 +75,7 @@ class BuildSpec:
     data_dir: Path | None = None
     against: tuple[Path, ...] = ()
     tokenizer: Path | None = None
+    allow_malformed: float = MOST_MALFORMED
 
 
 @dataclass(slots=True)
@@ -142,6 +151,7 @@ class _Build:
             for number, (use, load) in enumerate(loads)
         ]
         for entry in entries:
+            self._check_malformed(entry)
             self._check_canary(entry)
         if self.definition.role == "calibration" and self.definition.decontaminate.held_out:
             references += self._held_out()
@@ -202,7 +212,8 @@ class _Build:
         if len(pool) == 0:
             reason = f": {load.malformed[0].reason}" if load.malformed else ""
             raise DefinitionError(
-                f"{use.title}: none of {load.rows_read:,} rows is usable{reason}."
+                f"{use.title}: none of {load.rows_read:,} rows is usable{reason}.",
+                fix=_malformed_fix(use, load.malformed) if load.malformed else None,
             )
         return _Entry(use, load, pool)
 
@@ -219,6 +230,31 @@ class _Build:
             "canaries": list(self.definition.decontaminate.canaries),
         }
         return sha256_bytes(compact_json(parts).encode())
+
+    def _check_malformed(self, entry: _Entry) -> None:
+        """Refuses a source that loses more rows than was allowed: what is left is another sample.
+
+        Raises:
+            DefinitionError: Lists the first rows of every reason.
+        """
+        malformed, read = entry.pool.malformed, entry.pool.rows_read
+        share = len(malformed) / read if read else 0.0
+        if share <= self.spec.allow_malformed:
+            return
+        counts = Counter(row.reason for row in malformed)
+        first = [next(row for row in malformed if row.reason == reason) for reason in counts]
+        listed = [
+            f"{row.file} row {row.row}: {row.reason} ({counts[row.reason]:,} such rows)"
+            for row in sorted(first, key=lambda row: -counts[row.reason])[:FIRST_ROWS]
+        ]
+        more = len(counts) - len(listed)
+        raise DefinitionError(
+            f"{entry.use.title}: {len(malformed):,} of {read:,} rows do not fit, "
+            f"more than {100 * self.spec.allow_malformed:g}% of them.",
+            fix=f"{_malformed_fix(entry.use, malformed)} To go on without them: --allow-malformed "
+            f"{math.ceil(share * 1000) / 1000:g}.",
+            faults=[*listed, *([f"and {more:,} more reasons"] if more > 0 else [])],
+        )
 
     def _check_canary(self, entry: _Entry) -> None:
         if entry.pool.canary is None:
@@ -349,6 +385,20 @@ class _Build:
                             advance(1)
 
         return write_set(self.spec.out, records(), media, draft)
+
+
+def _malformed_fix(use: SourceUse, malformed: Sequence[Malformed]) -> str:
+    """What mends the commonest reason."""
+    [(reason, _)] = Counter(row.reason for row in malformed).most_common(1)
+    if use.source != "user":
+        return "mend the rows."
+    if reason == NOT_UTF8:
+        return not_utf8_fix(malformed[0].file)
+    if "no option of" in reason:
+        return "give `values: {cell: option}` in the definition, or mend the cells."
+    if reason.endswith((" is empty", "means no answer")):
+        return "fill the cells, or `required: false` keeps rows without an answer."
+    return "mend the rows."
 
 
 def _as_recorded(definition: Definition) -> dict[str, Any]:

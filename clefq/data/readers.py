@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clefq.clef.json_values import DuplicateKeyError, load_json
 from clefq.errors import DefinitionError
+
+NOT_UTF8 = "not UTF-8"
 
 csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
 
@@ -65,14 +68,15 @@ def csv_rows(
             if not cells:
                 continue
             number += 1
-            yield _csv_row(file, number, names, cells)
+            yield csv_row(file, number, names, cells)
 
 
-def _csv_row(file: str, number: int, names: list[str], cells: list[str]) -> Row:
+def csv_row(file: str, number: int, names: Sequence[str], cells: Sequence[str]) -> Row:
+    """One line of CSV as a row."""
     if len(cells) != len(names):
         return Row(file, number, None, f"{len(cells)} columns instead of {len(names)}")
-    if any(not _is_unicode(cell) for cell in cells):
-        return Row(file, number, None, "not UTF-8")
+    if any(not is_unicode(cell) for cell in cells):
+        return Row(file, number, None, NOT_UTF8)
     return Row(file, number, dict(zip(names, cells, strict=True)))
 
 
@@ -90,14 +94,27 @@ def jsonl_rows(folder: Path, file: str) -> Iterator[Row]:
 def json_row(file: str, number: int, line: bytes) -> Row:
     """One line of JSON Lines as a row."""
     try:
-        value = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+        text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        value = _decoded(text)
     except UnicodeDecodeError:
-        return Row(file, number, None, "not UTF-8")
+        return Row(file, number, None, NOT_UTF8)
+    except DuplicateKeyError as error:
+        return Row(file, number, None, str(error))
     except (ValueError, RecursionError):
         return Row(file, number, None, "not JSON")
     if not isinstance(value, dict):
         return Row(file, number, None, "not a JSON object")
     return Row(file, number, value)
+
+
+def _decoded(text: str) -> Any:
+    """A line's value; a doubled key is a fault, NaN in a column that nobody reads is none."""
+    try:
+        return load_json(text)
+    except (DuplicateKeyError, json.JSONDecodeError):
+        raise
+    except ValueError:
+        return json.loads(text)
 
 
 def json_file(folder: Path, file: str) -> Any:
@@ -129,7 +146,8 @@ def text_field(value: dict[str, Any], name: str) -> str:
     return item
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
+    """Whether every byte of the text could be decoded."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

@@ -58,10 +58,11 @@ def build(tmp_path: Path) -> Build:
         tokenizer: Path | None = WEIGHTS,
         base: Path = tmp_path,
         data_dir: Path | None = FIXTURES,
+        allow_malformed: float = 1.0,
     ) -> BuildResult:
         definition = define(value)
         out = tmp_path / f"built{next(made)}" / definition.name
-        spec = BuildSpec(definition, base, out, data_dir, against, tokenizer)
+        spec = BuildSpec(definition, base, out, data_dir, against, tokenizer, allow_malformed)
         return build_set(spec, Console(quiet=True))
 
     return run

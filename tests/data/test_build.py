@@ -42,7 +42,7 @@ def test_every_shipped_definition_builds_from_the_fixtures(
     definition = limited(load_definition(definition_path(role, name), role), 4, None)
     out = tmp_path / definition.name
     tokenizer = _with_processor(tmp_path)
-    spec = BuildSpec(definition, tmp_path, out, FIXTURES, (), tokenizer)
+    spec = BuildSpec(definition, tmp_path, out, FIXTURES, (), tokenizer, 1.0)
     built = build_set(spec, Console(quiet=True)).folder
     assert open_set(out).manifest == built.manifest
     counter = PromptCounter(tokenizer)
@@ -288,7 +288,9 @@ def test_fewer_records_than_wanted_are_noted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     definition = define({"sources": [{**BANKING, "count": 5000}]})
-    build_set(BuildSpec(definition, tmp_path, tmp_path / "out", FIXTURES), Console())
+    build_set(
+        BuildSpec(definition, tmp_path, tmp_path / "out", FIXTURES, allow_malformed=1.0), Console()
+    )
     assert "records instead of 5,000" in capsys.readouterr().err
 
 
@@ -326,7 +328,7 @@ def test_images_are_copied(build: Build) -> None:
 
 def test_a_stopped_build_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     definition = define({"sources": [BANKING, {"source": "boolq", "split": "dev"}]})
-    spec = BuildSpec(definition, tmp_path, tmp_path / "sets/made", FIXTURES)
+    spec = BuildSpec(definition, tmp_path, tmp_path / "sets/made", FIXTURES, allow_malformed=1.0)
     reads: list[str] = []
     real = build_module.Load.examples
 
@@ -345,7 +347,8 @@ def test_a_stopped_build_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert reads == ["banking77", "boolq"], "nothing was read twice"
     assert sorted(path.name for path in spec.out.parent.iterdir()) == ["made"]
     fresh = build_set(
-        BuildSpec(definition, tmp_path, tmp_path / "fresh/made", FIXTURES), Console(quiet=True)
+        BuildSpec(definition, tmp_path, tmp_path / "fresh/made", FIXTURES, allow_malformed=1.0),
+        Console(quiet=True),
     )
     assert resumed.manifest == fresh.folder.manifest
 
@@ -362,11 +365,14 @@ def test_another_definition_does_not_resume(
     monkeypatch.setattr(build_module, "write_set", _interrupt)
     with pytest.raises(KeyboardInterrupt):
         build_set(
-            BuildSpec(define({"sources": [BANKING]}), tmp_path, out, FIXTURES), Console(quiet=True)
+            BuildSpec(define({"sources": [BANKING]}), tmp_path, out, FIXTURES, allow_malformed=1.0),
+            Console(quiet=True),
         )
     monkeypatch.setattr(build_module, "write_set", writing)
     full = define({"sources": [{**BANKING, "options": {"schema": "full"}}]})
-    built = build_set(BuildSpec(full, tmp_path, out, FIXTURES), Console(quiet=True)).folder
+    built = build_set(
+        BuildSpec(full, tmp_path, out, FIXTURES, allow_malformed=1.0), Console(quiet=True)
+    ).folder
     assert len(next(built.records()).questions[0].option_ids) == 77
 
 
@@ -374,7 +380,7 @@ def test_existing_output_is_left_alone(tmp_path: Path) -> None:
     out = tmp_path / "made"
     out.mkdir()
     (out / "mine.txt").write_text("x")
-    spec = BuildSpec(define({"sources": [BANKING]}), tmp_path, out, FIXTURES)
+    spec = BuildSpec(define({"sources": [BANKING]}), tmp_path, out, FIXTURES, allow_malformed=1.0)
     with pytest.raises(DefinitionError, match="exists already"):
         build_set(spec, Console(quiet=True))
     assert (out / "mine.txt").read_text() == "x"

@@ -36,7 +36,7 @@ QUESTIONS: dict[str, Any] = {
         "values": {"Billing": "billing", "Tech": "tech"},
     },
     "urgent": {"type": "noul", "instructions": "Is it urgent?", "gold": "urgent"},
-    "level": {"type": "score", "criteria": ["low", "high"], "gold": "level"},
+    "level": {"type": "score", "criteria": ["low", "high"], "gold": "level", "gold_as": "index0"},
 }
 
 
@@ -110,7 +110,7 @@ def test_rows_that_do_not_fit_are_listed(build: Build, tmp_path: Path) -> None:
         4: "level is '5', no option of level",
         5: "queue is missing",
         6: "the id 't0' occurs twice",
-        7: "team is missing",
+        7: "team is empty",
         8: "no column 'body'",
         11: "not a JSON object",
     }
@@ -177,7 +177,8 @@ def test_images_of_rows(build: Build, tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"file": "gone.csv"}, "no file"),
-        ({"file": "x.xlsx"}, "is none of .csv"),
+        ({"file": "x.ods"}, "is none of .csv"),
+        ({"file": "x.xlsx"}, "is not a whole Excel file"),
         ({"file": "x.parquet"}, "is not a whole Parquet file"),
         ({"questions": {}}, "questions is empty"),
         ({"questions": {"q": {"type": "score"}}}, "must list the levels"),
@@ -189,6 +190,7 @@ def test_images_of_rows(build: Build, tmp_path: Path) -> None:
 def test_wrong_mappings(
     build: Build, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
+    (tmp_path / "x.ods").write_bytes(b"x")
     (tmp_path / "x.xlsx").write_bytes(b"x")
     (tmp_path / "x.parquet").write_bytes(b"x")
     file = write_jsonl(tmp_path / "tickets.jsonl", TICKETS)

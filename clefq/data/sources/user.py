@@ -1,11 +1,13 @@
-"""A user's own table: CSV, JSON Lines or Parquet, with the mapping in the definition.
+"""A user's own table: CSV, Excel, JSON Lines or Parquet, with the mapping in the definition.
 
 Each row becomes a record: columns make the state, and every question names the column that holds
-its right answer. Rows that do not fit are reported with their number.
+its right answer (`clefq.data.labels` reads it). Rows that do not fit are reported with their
+number.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,15 +15,26 @@ from typing import Any, Literal
 
 from clefq.clef.records import Question, Record
 from clefq.data.hashed import stable_key
+from clefq.data.labels import (
+    MAX_CELLS,
+    YES_NO,
+    Column,
+    GoldAs,
+    Reading,
+    cell_text,
+    plain_number,
+    plain_space,
+    read_column,
+    whole_number,
+)
 from clefq.data.personal import PersonalFields
 from clefq.data.readers import Row, RowError
 from clefq.data.sources.base import Example, ReadSpec, Source, named_file
-from clefq.data.tables import table_rows
+from clefq.data.tables import TableForm, table_rows
 from clefq.errors import DefinitionError
 
-MAX_OPTIONS = 255
 MOST_COLUMNS = 30
-YES_NO = {"true": "true", "yes": "true", "1": "true", "false": "false", "no": "false", "0": "false"}
+ONE_ANSWER = "a question has one right answer: ask one true/false question a label (docs/data.md)."
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +47,10 @@ class QuestionMap:
         criteria: As in a record. A choice without criteria offers every value that its gold
             column holds.
         gold: Column with the right answer, or None when there is none.
-        values: Cell → option id, where they differ.
+        values: Cell → option id (for a score: a level's text or index), where they differ.
+        missing: Cells that mean "no answer", as an empty one does.
+        gold_as: How numbers of the column are read, where more than one reading fits: `text` (the
+            option's own text), `index0` (counted from 0) or `index1` (counted from 1).
         required: Whether a row without an answer is refused; otherwise only its gold is missing.
     """
 
@@ -43,6 +59,8 @@ class QuestionMap:
     criteria: Any = None
     gold: str | None = None
     values: Mapping[str, str] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+    gold_as: GoldAs | None = None
     required: bool = True
 
 
@@ -51,7 +69,7 @@ class Options:
     """The mapping.
 
     Attributes:
-        file: CSV, TSV, JSON Lines or Parquet, relative to the definition.
+        file: CSV, TSV, Excel, JSON Lines or Parquet, relative to the definition.
         state: A column, whose value is the state, or several, which become an object.
         questions: Question id → its mapping, in prompt order of the ids.
         id: Column with the record's id; None numbers the rows.
@@ -60,6 +78,10 @@ class Options:
         drop: Fields that are taken out of the state, at any depth.
         hash: Fields that are replaced by a keyed hash, also where they are the id or cohort.
         licence: Licence of the data, for the manifest.
+        encoding: Encoding of a text file; None is UTF-8.
+        delimiter: Between two cells of a CSV file; None is a comma (a tab in `.tsv`).
+        header: Names of the columns of a file that has no header.
+        sheet: Sheet of an Excel file that has several.
     """
 
     file: str
@@ -71,29 +93,38 @@ class Options:
     drop: tuple[str, ...] = ()
     hash: tuple[str, ...] = ()
     licence: str = "the user's own"
+    encoding: str | None = None
+    delimiter: str | None = None
+    header: tuple[str, ...] | None = None
+    sheet: str | None = None
+
+    def rows(self, path: Path) -> Iterator[Row]:
+        """The file's rows as dicts of column → value."""
+        form = TableForm(self.encoding, self.delimiter, self.header, self.sheet)
+        return table_rows(path, form, _named(self))
 
 
 def read(spec: ReadSpec) -> Iterator[Row]:
-    """Rows as {cells, seen, folder}: the cells by column, the values of open choices."""
+    """Rows as {cells, readings, folder}: the cells by column, how each gold column is read."""
     options: Options = spec.options
     _check(options)
     path = spec.folder / options.file
-    seen = _open_choices(path, options)
+    readings = _readings(path, options)
     personal = PersonalFields(options.drop, options.hash)
     rows = _with_columns(path, options)
     for row in personal.watched(rows, lambda cells: cells):
         if row.fault is not None:
             yield row
             continue
-        value = {"cells": row.value, "seen": seen, "folder": path.parent, "number": row.number}
-        yield Row(row.file, row.number, value)
+        value = {"cells": row.value, "readings": readings, "folder": path.parent}
+        yield Row(row.file, row.number, {**value, "number": row.number})
 
 
 def _with_columns(path: Path, options: Options) -> Iterator[Row]:
     """The rows; at their end, whether every column that the mapping names was in one of them."""
     columns: dict[str, None] = {}
     missing = _named(options)
-    for row in table_rows(path):
+    for row in options.rows(path):
         if missing and row.fault is None:
             columns.update(dict.fromkeys(row.value))
             missing = [name for name in missing if name not in row.value]
@@ -120,10 +151,7 @@ def _check(options: Options) -> None:
     if not options.questions:
         faults.append("questions is empty")
     for name, question in options.questions.items():
-        if question.type == "score" and not isinstance(question.criteria, list):
-            faults.append(f"questions.{name}.criteria must list the levels from the lowest")
-        if question.type == "choice" and question.criteria is None and question.gold is None:
-            faults.append(f"questions.{name} needs criteria, or a gold column that gives them")
+        faults += [f"questions.{name}{fault}" for fault in _question_faults(question)]
     PersonalFields(options.drop, options.hash)
     alone = [("id", options.id), ("cohort", options.cohort), ("images", options.images)]
     if isinstance(options.state, str):
@@ -137,30 +165,137 @@ def _check(options: Options) -> None:
         raise DefinitionError(f"{options.file}: {faults[0]}.", faults=faults[1:])
 
 
-def _open_choices(path: Path, options: Options) -> dict[str, tuple[str, ...]]:
-    """Question id → sorted options, for choices whose options are the values of the column."""
-    wanted = {
-        name: question
+def _question_faults(question: QuestionMap) -> Iterator[str]:
+    criteria = question.criteria
+    if question.type == "score" and not isinstance(criteria, list):
+        yield ".criteria must list the levels from the lowest"
+        return
+    if question.type == "choice" and criteria is None and question.gold is None:
+        yield " needs criteria, or a gold column that gives them"
+        return
+    yield from _criteria_faults(question)
+    yield from _value_faults(question)
+    both = sorted(set(question.values) & set(question.missing))
+    if both:
+        yield f" has {', '.join(both)} both in values and in missing"
+    if question.gold_as is not None and (question.type == "noul" or criteria is None):
+        yield ".gold_as belongs to a score, or to a choice with criteria"
+
+
+def _criteria_faults(question: QuestionMap) -> Iterator[str]:
+    """Names that YAML did not read as text, and names that stand twice."""
+    criteria = question.criteria
+    if question.type == "noul" or criteria is None:
+        return
+    if not isinstance(criteria, list | dict):
+        yield ".criteria must be a list or a mapping of options"
+        return
+    texts = (str, int, float) if isinstance(criteria, list) and question.type == "choice" else str
+    for option in criteria:
+        if isinstance(option, bool):
+            yield f".criteria holds {str(option).lower()}: put yes, no, on and off in quotes"
+        elif question.type == "choice" and not isinstance(option, texts):
+            yield f".criteria holds {option!r}, which is not text; quote it"
+        elif isinstance(option, str) and option != plain_space(option):
+            yield f".criteria holds {option!r}, with space around it"
+    twice = [text for text, count in Counter(_options(question)).items() if text and count > 1]
+    if twice:
+        yield f".criteria names {', '.join(map(repr, twice))} twice"
+
+
+def _value_faults(question: QuestionMap) -> Iterator[str]:
+    """Options that `values` names and the question does not have."""
+    options = _options(question)
+    if question.type == "choice" and not options:
+        return
+    for cell, target in question.values.items():
+        if question.type == "noul":
+            known = target.casefold() in YES_NO
+        else:
+            number = whole_number(target) if question.type == "score" else None
+            known = target in options or (number is not None and 0 <= number <= len(options))
+        if not known:
+            yield f".values maps {cell!r} to {target!r}, which is none of its options"
+
+
+def _options(question: QuestionMap) -> tuple[str | None, ...]:
+    """Option names in the order of the definition; None for a level that is no text."""
+    if question.type == "noul" or not isinstance(question.criteria, list | dict):
+        return ()
+    return tuple(_option_text(option) for option in question.criteria)
+
+
+def _option_text(option: Any) -> str | None:
+    if isinstance(option, bool) or not isinstance(option, str | int | float):
+        return None
+    return str(option)
+
+
+def _column(name: str, question: QuestionMap) -> Column:
+    values = {_plain(cell): plain_space(text) for cell, text in question.values.items()}
+    return Column(
+        question=name,
+        name=str(question.gold),
+        type=question.type,
+        options=_options(question),
+        named=isinstance(question.criteria, dict),
+        values=values,
+        missing=frozenset(map(_plain, question.missing)),
+        gold_as=question.gold_as,
+    )
+
+
+def _plain(cell: str) -> str:
+    return plain_number(plain_space(cell))
+
+
+def _readings(path: Path, options: Options) -> dict[str, Reading]:
+    """Question id → how its gold column is read; every fault of every column at once."""
+    columns = {
+        name: _column(name, question)
         for name, question in options.questions.items()
-        if question.type == "choice" and question.criteria is None
+        if question.gold is not None
     }
-    found: dict[str, set[str]] = {name: set() for name in wanted}
-    if not wanted:
-        return {}
-    for row in table_rows(path):
+    found = _cells(path, options, columns)
+    faults: list[str] = []
+    readings = {name: read_column(column, found[name], faults) for name, column in columns.items()}
+    if faults:
+        raise DefinitionError(
+            f"{path}: {faults[0]}.",
+            fix="say in the definition what is meant; docs/data.md explains the keys.",
+            faults=faults[1:],
+        )
+    return readings
+
+
+def _cells(path: Path, options: Options, columns: Mapping[str, Column]) -> dict[str, Counter[str]]:
+    """Question id → text of every different cell of its gold column, with its count."""
+    found: dict[str, Counter[str]] = {name: Counter() for name in columns}
+    if not columns:
+        return found
+    for row in options.rows(path):
         if row.fault is not None:
             continue
-        for name, question in wanted.items():
-            answer = _cell(row.value, str(question.gold))
-            if answer is not None:
-                found[name].add(question.values.get(answer, answer))
-                if len(found[name]) > MAX_OPTIONS:
-                    raise DefinitionError(
-                        f"{path}: column {question.gold} holds more than {MAX_OPTIONS} values, "
-                        f"too many options for {name}.",
-                        fix="give the options as criteria, or map rare ones with values.",
-                    )
-    return {name: tuple(sorted(options)) for name, options in found.items()}
+        for name, column in columns.items():
+            try:
+                cell = cell_text(row.value.get(column.name))
+            except RowError as error:
+                raise DefinitionError(
+                    f"{path} row {row.number}: {column.name} {error}.", fix=ONE_ANSWER
+                ) from error
+            if cell is not None:
+                found[name][cell] += 1
+                _check_number(path, column, found[name])
+    return found
+
+
+def _check_number(path: Path, column: Column, cells: Counter[str]) -> None:
+    if len(cells) > MAX_CELLS:
+        raise DefinitionError(
+            f"{path}: the column {column.name} holds more than {MAX_CELLS:,} different values, "
+            f"too many for the right answers of {column.question}.",
+            fix="name another column as gold, or give the options as criteria and mend the cells.",
+        )
 
 
 def from_hub(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,8 +315,9 @@ def build(value: dict[str, Any], record_id: str, options: Options) -> Iterable[E
         cohort = personal.clean_field(options.cohort, _required(cells, options.cohort))
     questions, gold = [], {}
     for name, mapping in sorted(options.questions.items()):
-        question = _question(name, mapping, value["seen"])
-        answer = _answer(question, mapping, cells)
+        reading = value["readings"].get(name)
+        question = _question(name, mapping, reading)
+        answer = None if reading is None else _answer(question, mapping, reading, cells)
         questions.append(question)
         if answer is not None:
             gold[name] = answer
@@ -199,67 +335,55 @@ def build(value: dict[str, Any], record_id: str, options: Options) -> Iterable[E
 
 
 def _state(cells: dict[str, Any], options: Options, personal: PersonalFields) -> Any:
-    if isinstance(options.state, str):
-        if options.state not in cells:
-            raise RowError(f"no column {options.state!r}")
-        return personal.clean_field(options.state, cells[options.state])
-    missing = [name for name in options.state if name not in cells]
+    names = (options.state,) if isinstance(options.state, str) else options.state
+    missing = [name for name in names if name not in cells]
     if missing:
         raise RowError(f"no column {missing[0]!r}")
-    return personal.clean({name: cells[name] for name in options.state})
+    if all(_empty(cells[name]) for name in names):
+        raise RowError(f"{', '.join(names)}: empty text")
+    if isinstance(options.state, str):
+        return personal.clean_field(options.state, cells[options.state])
+    return personal.clean({name: cells[name] for name in names})
 
 
-def _question(name: str, mapping: QuestionMap, seen: dict[str, tuple[str, ...]]) -> Question:
+def _empty(value: Any) -> bool:
+    return value in (None, [], {}) or (isinstance(value, str) and not plain_space(value))
+
+
+def _question(name: str, mapping: QuestionMap, reading: Reading | None) -> Question:
     criteria = mapping.criteria
-    if name in seen:
-        criteria = dict.fromkeys(seen[name])
+    if criteria is None and reading is not None and mapping.type == "choice":
+        criteria = dict.fromkeys(reading.options)
     if mapping.type == "choice" and isinstance(criteria, list):
-        criteria = dict.fromkeys(map(str, criteria))
+        criteria = dict.fromkeys(map(_option_text, criteria))
     return Question(name, mapping.type, mapping.instructions, criteria)
 
 
-def _answer(question: Question, mapping: QuestionMap, cells: dict[str, Any]) -> str | None:
-    if mapping.gold is None:
-        return None
-    cell = _cell(cells, mapping.gold)
-    if cell is None:
+def _answer(
+    question: Question, mapping: QuestionMap, reading: Reading, cells: dict[str, Any]
+) -> str | None:
+    column = str(mapping.gold)
+    cell = cell_text(cells.get(column))
+    if cell is None or cell in reading.missing:
         if mapping.required:
-            raise RowError(f"{mapping.gold} is missing")
+            how = f"{cell!r}, which means no answer" if cell is not None else "empty"
+            raise RowError(f"{column} is {how if column in cells else 'missing'}")
         return None
-    answer = mapping.values.get(cell)
+    answer = reading.answers.get(cell)
     if answer is None:
-        answer = _default_answer(question, cell)
-    if answer not in question.option_ids:
-        raise RowError(f"{mapping.gold} is {cell!r}, no option of {question.id}")
+        hint = reading.hints.get(cell)
+        more = f" ({hint})" if hint else ""
+        raise RowError(f"{column} is {cell!r}, no option of {question.id}{more}")
     return answer
 
 
-def _default_answer(question: Question, cell: str) -> str:
-    if question.type == "noul":
-        return YES_NO.get(cell.lower(), cell)
-    if question.type == "score" and cell not in question.option_ids:
-        levels = [level if isinstance(level, str) else None for level in question.criteria]
-        return str(levels.index(cell)) if cell in levels else cell
-    return cell
-
-
-def _cell(cells: dict[str, Any], column: str) -> str | None:
-    """Text of a cell; None when it is missing or empty."""
-    value = cells.get(column)
-    if value is None:
-        return None
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    text = str(value).strip()
-    return text or None
-
-
 def _required(cells: dict[str, Any], column: str | None) -> str:
-    text = _cell(cells, str(column))
+    try:
+        text = cell_text(cells.get(str(column)))
+    except RowError as error:
+        raise RowError(f"{column} {error}") from error
     if text is None:
-        raise RowError(f"{column} is missing")
+        raise RowError(f"{column} is {'empty' if column in cells else 'missing'}")
     return text
 
 
