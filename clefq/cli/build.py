@@ -108,7 +108,7 @@ def _tokenizer(given: str | None) -> Path | None:
 
 
 def _as_json(result: BuildResult) -> dict[str, Any]:
-    from clefq.store.strict import to_plain
+    from clefq.store.reading import to_plain
 
     plain: dict[str, Any] = to_plain(result.folder.manifest)
     return {"path": str(result.folder.path), "not_compared": result.skipped_references, **plain}

@@ -157,9 +157,10 @@ def _checked(meta: PredictionsMeta, quantum: float | None) -> PredictionsMeta:
     from dataclasses import replace
 
     from clefq.errors import PredictionsError
+    from clefq.store.reading import faults_of
 
     meta = replace(meta, probability_quantum=quantum)
-    faults = meta.faults()
+    faults = faults_of(meta)
     if faults:
         raise PredictionsError(f"{faults[0]}.", faults=faults[1:])
     return meta

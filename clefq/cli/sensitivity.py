@@ -138,7 +138,7 @@ def command(
     from clefq.sensitivity.cost import parse_speeds
     from clefq.sensitivity.report_text import paired_text, report_text
     from clefq.sensitivity.run import SearchSpec, run_sensitivity
-    from clefq.store.strict import to_plain
+    from clefq.store.reading import to_plain
 
     console = Console(json_output=json_output, quiet=quiet)
     if compare:

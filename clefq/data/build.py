@@ -33,6 +33,7 @@ from clefq.data.tokens import PromptCounter
 from clefq.data.variants import apply_variant
 from clefq.errors import DefinitionError
 from clefq.store.atomic import compact_json, sha256_bytes, sole_writer
+from clefq.store.reading import to_plain
 from clefq.store.sets import (
     Decontamination,
     SetDraft,
@@ -41,7 +42,6 @@ from clefq.store.sets import (
     TokenCounter,
     write_set,
 )
-from clefq.store.strict import to_plain
 
 # Strings by which authors ask that a file never be used for training or tuning.
 CANARIES = (

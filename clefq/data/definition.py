@@ -6,10 +6,10 @@ at once. The definition is part of the set's manifest, and with the seed it fixe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 
@@ -18,8 +18,8 @@ from clefq.data.sources import SOURCES
 from clefq.errors import DefinitionError
 from clefq.store.atomic import can_name_folder
 from clefq.store.data_files import DataFolder, data_folder
+from clefq.store.reading import Rule, Stored, at_least, expected, read_value
 from clefq.store.sets import Role
-from clefq.store.strict import read_strict
 from clefq.store.yaml_text import load_yaml, yaml_fault
 
 SCHEMA_VERSION = 1
@@ -30,10 +30,11 @@ Keys = Literal["natural", "letters", "opaque"]
 Order = Literal["natural", "shuffled"]
 Layout = Literal["natural", "decision-index"]
 Allocation = Literal["proportional", "equal"]
+Positive = Annotated[int, at_least(1)]
 
 
 @dataclass(frozen=True, slots=True)
-class SourceUse:
+class SourceUse(Stored):
     """Records taken from one split of one source.
 
     Attributes:
@@ -56,7 +57,7 @@ class SourceUse:
 
     source: str
     split: str = ""
-    count: int | None = None
+    count: Positive | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     hub: HubChoice | None = None
     cohort: str | None = None
@@ -65,18 +66,37 @@ class SourceUse:
     keys: Keys = "natural"
     order: Order = "natural"
     layout: Layout = "natural"
-    min_tokens: int | None = None
-    max_tokens: int | None = None
-    token_budget: int | None = None
+    min_tokens: Positive | None = None
+    max_tokens: Positive | None = None
+    token_budget: Positive | None = None
 
     @property
     def title(self) -> str:
         """Source and split, as messages name them; a user's own data have no split."""
         return f"{self.source} {self.split}".rstrip()
 
+    def faults(self) -> Iterator[str]:
+        """What does not fit the source."""
+        source = SOURCES.get(self.source)
+        if source is None:
+            yield f"source {self.source!r} is unknown; known: {', '.join(SOURCES)}"
+            return
+        if source.splits and self.split not in source.splits:
+            known = ", ".join(source.splits)
+            yield f"split {self.split!r} is unknown; {self.source} has {known}"
+        found: list[str] = []
+        read_value(source.options, self.options, found, "options")
+        yield from found
+        if self.hub is not None and source.origin != "public":
+            yield f"hub: {self.source} is not on the hub"
+        if self.order == "shuffled" and self.keys == "natural":
+            yield "order: shuffled needs keys: letters or opaque"
+        if len(set(self.stratify)) != len(self.stratify):
+            yield "stratify names a dimension twice"
+
 
 @dataclass(frozen=True, slots=True)
-class Decontaminate:
+class Decontaminate(Stored):
     """What is compared.
 
     Attributes:
@@ -91,13 +111,20 @@ class Decontaminate:
     within: bool = True
     held_out: bool = True
     near: bool = True
-    ngram: int = 5
-    threshold: float = 0.8
+    ngram: Positive = 5
+    threshold: Annotated[
+        float,
+        Rule(
+            lambda share: 0 < share <= 1,
+            "must be above 0 and at most 1",
+            {"exclusiveMinimum": 0, "maximum": 1},
+        ),
+    ] = 0.8
     canaries: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Definition:
+class Definition(Stored):
     """A set to build.
 
     Attributes:
@@ -112,15 +139,23 @@ class Definition:
         schema_version: Version of this format.
     """
 
-    name: str
+    name: Annotated[str, Rule(can_name_folder, "cannot be a folder's name")]
     role: Role
-    sources: tuple[SourceUse, ...]
+    sources: Annotated[tuple[SourceUse, ...], Rule(bool, "is empty", {"minItems": 1})]
     description: str = ""
     seed: str = "clefq-1"
-    max_tokens: int | None = 16384
+    max_tokens: Positive | None = 16384
     decontaminate: Decontaminate = Decontaminate()
     metrics: tuple[str, ...] = ()
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Annotated[int, expected(SCHEMA_VERSION)] = SCHEMA_VERSION
+
+    def faults(self) -> Iterator[str]:
+        """Metrics that nobody can compute."""
+        if self.metrics and self.role == "calibration":
+            yield "metrics belong to eval sets only"
+        unknown = [name for name in self.metrics if name.split("@")[0] not in metric_names()]
+        if unknown:
+            yield f"metrics names {', '.join(unknown)}, which metrics/cards.yaml does not know"
 
 
 def definition_path(role: Role, name_or_file: str) -> Path:
@@ -166,79 +201,20 @@ def load_definition(path: Path, role: Role) -> Definition:
             fix="put texts that hold a question mark, colon or comma in quotes.",
         ) from error
     faults: list[str] = []
-    definition = read_strict(Definition, value, faults)
-    if definition is not None:
-        faults += definition_faults(definition, role)
-    if definition is None or faults:
+    definition = read_value(Definition, value, faults)
+    if definition is None:
         raise DefinitionError(
             f"{path}: {faults[0]}.",
-            fix=_fix(definition, role),
+            fix="see docs/data.md for the format of definitions.",
             faults=faults[1:],
         )
-    return definition
-
-
-def _fix(definition: Definition | None, role: Role) -> str:
-    if definition is None or definition.role == role:
-        return "see docs/data.md for the format of definitions."
-    return (
-        f"copy it with `role: {role}` and a name of its own, and build the copy "
-        f"`--against` the {definition.role} set."
-    )
-
-
-def definition_faults(definition: Definition, role: Role) -> list[str]:
-    """Faults that types cannot show, each with its path."""
-    found = []
-    if definition.schema_version != SCHEMA_VERSION:
-        found.append(f"schema_version is {definition.schema_version}, expected {SCHEMA_VERSION}")
     if definition.role != role:
-        found.append(f"role is {definition.role}, but `clefq build {role}` was asked for")
-    name = definition.name
-    if not can_name_folder(name):
-        found.append(f"name {name!r} cannot be a folder's name")
-    if not definition.sources:
-        found.append("sources is empty")
-    if not 0 < definition.decontaminate.threshold <= 1:
-        found.append("decontaminate.threshold must be above 0 and at most 1")
-    if definition.decontaminate.ngram < 1:
-        found.append("decontaminate.ngram must be at least 1")
-    if definition.metrics and definition.role == "calibration":
-        found.append("metrics belong to eval sets only")
-    unknown = [name for name in definition.metrics if name.split("@")[0] not in metric_names()]
-    if unknown:
-        found.append(f"metrics names {', '.join(unknown)}, which metrics/cards.yaml does not know")
-    found += _number_faults("", definition.max_tokens, "max_tokens")
-    for index, use in enumerate(definition.sources):
-        found += _use_faults(use, f"sources.{index}")
-    return found
-
-
-def _use_faults(use: SourceUse, where: str) -> list[str]:
-    source = SOURCES.get(use.source)
-    if source is None:
-        known = ", ".join(SOURCES)
-        return [f"{where}.source {use.source!r} is unknown; known: {known}"]
-    found: list[str] = []
-    if source.splits and use.split not in source.splits:
-        known = ", ".join(source.splits)
-        found.append(f"{where}.split {use.split!r} is unknown; {use.source} has {known}")
-    read_strict(source.options, use.options, found, f"{where}.options")
-    if use.hub is not None:
-        found += use.hub.faults(f"{where}.hub")
-        if source.origin != "public":
-            found.append(f"{where}.hub: {use.source} is not on the hub")
-    if use.order == "shuffled" and use.keys == "natural":
-        found.append(f"{where}.order: shuffled needs keys: letters or opaque")
-    if len(set(use.stratify)) != len(use.stratify):
-        found.append(f"{where}.stratify names a dimension twice")
-    for name in ("count", "min_tokens", "max_tokens", "token_budget"):
-        found += _number_faults(f"{where}.", getattr(use, name), name)
-    return found
-
-
-def _number_faults(where: str, value: int | None, name: str) -> list[str]:
-    return [f"{where}{name} must be at least 1"] if value is not None and value < 1 else []
+        raise DefinitionError(
+            f"{path}: role is {definition.role}, but `clefq build {role}` was asked for.",
+            fix=f"copy it with `role: {role}` and a name of its own, and build the copy "
+            f"`--against` the {definition.role} set.",
+        )
+    return definition
 
 
 def metric_names() -> frozenset[str]:
@@ -250,7 +226,7 @@ def metric_names() -> frozenset[str]:
 def source_options(use: SourceUse) -> Any:
     """The source's options dataclass; the definition has been checked."""
     faults: list[str] = []
-    options = read_strict(SOURCES[use.source].options, use.options, faults)
+    options = read_value(SOURCES[use.source].options, use.options, faults)
     if options is None:
         raise DefinitionError(f"{use.source}: {faults[0]}.", faults=faults[1:])
     return options

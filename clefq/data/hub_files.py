@@ -13,12 +13,13 @@ import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any
 
 from clefq.data.sources.base import HubFiles, Source
 from clefq.errors import DefinitionError, MissingDependencyError
 from clefq.names.hub import is_commit
 from clefq.store.atomic import sha256_bytes
+from clefq.store.reading import Rule, Stored
 
 DATA_DIR_VARIABLE = "CLEFQ_DATA_DIR"
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
@@ -26,7 +27,7 @@ _DONE = "unpacked"
 
 
 @dataclass(frozen=True, slots=True)
-class HubChoice:
+class HubChoice(Stored):
     """The data set of the hub that a definition names for a source.
 
     Attributes:
@@ -34,17 +35,18 @@ class HubChoice:
         revision: Commit, 40 hexadecimal digits: a branch would make sets differ from day to day.
     """
 
-    id: str
-    revision: str
-
-    def faults(self, where: str) -> list[str]:
-        """What is wrong with it, each with its path."""
-        found = []
-        if _REPOSITORY.fullmatch(self.id) is None:
-            found.append(f"{where}.id {self.id!r} is not of the form owner/name")
-        if not is_commit(self.revision):
-            found.append(f"{where}.revision {self.revision!r} is no commit of 40 hex digits")
-        return found
+    id: Annotated[
+        str,
+        Rule(
+            lambda name: _REPOSITORY.fullmatch(name) is not None,
+            "must be of the form owner/name",
+            {"pattern": f"^{_REPOSITORY.pattern}$"},
+        ),
+    ]
+    revision: Annotated[
+        str,
+        Rule(is_commit, "must be a commit of 40 hex digits", {"pattern": "^[0-9a-f]{40}$"}),
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from clefq.data.sampling import length_stratum, sample_key
 from clefq.data.sources.base import Example
 from clefq.errors import DefinitionError
 from clefq.store.atomic import compact_json, read_json, write_json
-from clefq.store.strict import to_plain
+from clefq.store.reading import to_plain
 
 _TABLE = "table.npz"
 _LINES = "records.jsonl"

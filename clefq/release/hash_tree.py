@@ -9,20 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from clefq import __version__
-from clefq.errors import InputError
 from clefq.quantize.workers import in_threads
-from clefq.store.atomic import compact_json, read_json, sha256_bytes, sha256_file, write_json
-from clefq.store.strict import read_strict, to_plain
+from clefq.store.atomic import compact_json, sha256_bytes, sha256_file, write_json
+from clefq.store.reading import Stored, expected, read_stored, to_plain
 
 TREE = "evidence.json"
 SCHEMA = "clefq.evidence/1"
 
 
 @dataclass(frozen=True, slots=True)
-class HashTree:
+class HashTree(Stored):
     """Contents of `evidence.json`.
 
     Attributes:
@@ -32,7 +31,7 @@ class HashTree:
         sha256: The root.
     """
 
-    schema: str
+    schema: Annotated[str, expected(SCHEMA)]
     clefq_version: str
     files: Mapping[str, str]
     sha256: str
@@ -71,15 +70,7 @@ def read_tree(folder: Path) -> HashTree:
     Raises:
         InputError: Missing, or not of this form.
     """
-    path = folder / TREE
-    value = read_json(path)
-    faults: list[str] = []
-    tree = read_strict(HashTree, value, faults)
-    if tree is None:
-        raise InputError(f"{path}: {faults[0]}.", faults=faults[1:])
-    if tree.schema != SCHEMA:
-        raise InputError(f"{path} has schema {tree.schema}, expected {SCHEMA}.")
-    return tree
+    return read_stored(HashTree, folder / TREE)
 
 
 def tree_faults(folder: Path, tree: HashTree) -> list[str]:

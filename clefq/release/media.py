@@ -6,16 +6,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from clefq.clef.records import iter_records
-from clefq.errors import InputError
-from clefq.store.atomic import read_json, write_json
+from clefq.store.atomic import write_json
+from clefq.store.reading import Stored, read_stored
 from clefq.store.sets import RECORDS_FILE
-from clefq.store.strict import read_strict
 
 MEDIA_FILE = "media.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Media:
+class Media(Stored):
     """Images and videos of a set.
 
     Attributes:
@@ -52,13 +51,7 @@ def media_of(folder: Path) -> Media | None:
     if (folder / RECORDS_FILE).is_file():
         return count_media(folder)
     path = folder / MEDIA_FILE
-    if not path.is_file():
-        return None
-    faults: list[str] = []
-    found = read_strict(Media, read_json(path), faults)
-    if found is None:
-        raise InputError(f"{path}: {faults[0]}.", faults=faults[1:])
-    return found
+    return read_stored(Media, path) if path.is_file() else None
 
 
 def write_media(path: Path, media: Media) -> None:

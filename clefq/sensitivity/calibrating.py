@@ -20,6 +20,7 @@ from clefq.clef.family import FAMILY
 from clefq.errors import InputError
 from clefq.quantize import kernels
 from clefq.sensitivity.blocks import Block
+from clefq.store.reading import Stored
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class StoredScales:
+class StoredScales(Stored):
     """The file that keeps them.
 
     Attributes:

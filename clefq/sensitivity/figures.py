@@ -18,6 +18,7 @@ from clefq.parity.statistics.metric import Metric
 from clefq.parity.statistics.pair_statistics import StatisticsSpec, sampling_of
 from clefq.parity.statistics.pairs import PairedSet, join
 from clefq.store.predictions import Predictions, PredictionsMeta
+from clefq.store.reading import Stored
 
 if TYPE_CHECKING:
     from clefq.clef.records import Record
@@ -28,7 +29,7 @@ _GATES = "release"
 
 
 @dataclass(frozen=True)
-class Damage:
+class Damage(Stored):
     """What a variant does to the answers, against BF16.
 
     Attributes:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from clefq.errors import InputError
 from clefq.parity.statistics.metric import Metric
 from clefq.sensitivity.figures import Damage
-from clefq.store.atomic import read_json, write_json
-from clefq.store.strict import read_strict, to_plain
+from clefq.store.atomic import write_json
+from clefq.store.reading import Stored, expected, read_stored, to_plain
 
 SCHEMA_VERSION = 1
 SUMMARY_FILE = "sensitivity.json"
@@ -21,11 +20,11 @@ PUBLISHED_FOLDER = "published"
 # BF16's answers, and what they depend on: the first that a sweep writes
 ANSWERS_FILE, BASELINE_FILE = "baseline.parquet", "baseline.json"
 SEARCHED, PUBLISHED, TRIED = "searched", "published", "tried"
-T = TypeVar("T")
+T = TypeVar("T", bound=Stored)
 
 
 @dataclass(frozen=True)
-class BlockResult:
+class BlockResult(Stored):
     """One block quantized alone, the rest in BF16.
 
     Attributes:
@@ -52,7 +51,7 @@ class BlockResult:
 
 
 @dataclass(frozen=True)
-class StoredBlock:
+class StoredBlock(Stored):
     """The file of one finished measurement.
 
     Attributes:
@@ -65,11 +64,11 @@ class StoredBlock:
     key: str
     result: BlockResult
     kl: tuple[float | None, ...]
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Annotated[int, expected(SCHEMA_VERSION)] = SCHEMA_VERSION
 
 
 @dataclass(frozen=True)
-class LayoutResult:
+class LayoutResult(Stored):
     """A format per block.
 
     Attributes:
@@ -95,7 +94,7 @@ class LayoutResult:
 
 
 @dataclass(frozen=True)
-class Budget:
+class Budget(Stored):
     """What the searched recipe had to meet.
 
     Attributes:
@@ -110,7 +109,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class FrontPoint:
+class FrontPoint(Stored):
     """The least predicted damage at one size or speed.
 
     Attributes:
@@ -127,7 +126,7 @@ class FrontPoint:
 
 
 @dataclass(frozen=True)
-class Effort:
+class Effort(Stored):
     """What the sweep cost, resumed parts included.
 
     Attributes:
@@ -149,7 +148,7 @@ class Effort:
 
 
 @dataclass(frozen=True)
-class Sensitivity:
+class Sensitivity(Stored):
     """`sensitivity.json`.
 
     Attributes:
@@ -184,7 +183,7 @@ class Sensitivity:
     recipe: str | None
     front: tuple[FrontPoint, ...]
     effort: Effort
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Annotated[int, expected(SCHEMA_VERSION)] = SCHEMA_VERSION
 
 
 def save(path: Path, value: Any) -> None:
@@ -198,17 +197,7 @@ def load(cls: type[T], path: Path) -> T:
     Raises:
         InputError: Missing, not JSON, of another version, or at fault; lists every fault.
     """
-    faults: list[str] = []
-    value = read_strict(cls, read_json(path), faults)
-    if value is not None and getattr(value, "schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
-        faults.append(f"schema_version is {value.schema_version}, expected {SCHEMA_VERSION}")  # type: ignore[attr-defined]
-    if value is None or faults:
-        raise InputError(
-            f"{path} is malformed: {faults[0]}.",
-            fix="run `clefq sensitivity` again.",
-            faults=faults[1:],
-        )
-    return value
+    return read_stored(cls, path, fix="run `clefq sensitivity` again.")
 
 
 def searched(found: Sensitivity) -> LayoutResult | None:

@@ -36,6 +36,7 @@ from clefq.sensitivity.schema import (
 from clefq.sensitivity.session import Session
 from clefq.store.atomic import compact_json, sha256_bytes
 from clefq.store.predictions import Predictions, read_predictions, write_predictions
+from clefq.store.reading import Stored
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,7 +49,7 @@ PROXY_TOKENS = 8192
 
 
 @dataclass(frozen=True)
-class StoredBaseline:
+class StoredBaseline(Stored):
     """What `baseline.json` says of `baseline.parquet`.
 
     Attributes:
@@ -63,7 +64,7 @@ class StoredBaseline:
 
 
 @dataclass(frozen=True)
-class StoredLayout:
+class StoredLayout(Stored):
     """One measured layout.
 
     Attributes:

@@ -174,16 +174,29 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, text + "\n")
 
 
+def read_text(path: Path) -> str:
+    """Reads UTF-8 text.
+
+    Raises:
+        InputError: The file is missing, may not be read, or is not UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}.") from error
+    except ValueError as error:
+        raise InputError(f"{path} is not UTF-8 text: {error}.") from error
+
+
 def read_json(path: Path) -> Any:
     """Reads a JSON file.
 
     Raises:
         InputError: The file is missing, not UTF-8 or not JSON.
     """
+    text = read_text(path)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}.") from error
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid JSON: {error}.") from error
 

@@ -7,12 +7,11 @@ sides: what is malformed is refused when it is written, not when it is judged.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,17 +19,24 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clefq.clef.formats import ARITHMETICS, Arithmetic
+from clefq.clef.formats import Arithmetic
 from clefq.errors import PredictionsError
 from clefq.store.atomic import atomic_file, can_name_folder, disk_error
 from clefq.store.list_columns import ListColumn, list_column
-from clefq.store.strict import read_strict
+from clefq.store.reading import (
+    Rule,
+    Stored,
+    at_least,
+    expected,
+    faults_of,
+    read_value,
+    sha256_digits,
+    to_plain,
+)
 
 SCHEMA_VERSION = 1
 METADATA_KEY = b"clefq"
 _PARQUET = b"PAR1"  # how every Parquet file begins
-KERNELS = ("real", "simulated")
-_HEX64 = re.compile(r"[0-9a-f]{64}")
 QUESTION_TYPES = ("noul", "choice", "score")
 
 ARROW_SCHEMA = pa.schema(
@@ -49,8 +55,20 @@ ARROW_SCHEMA = pa.schema(
 )
 
 
+def _can_name_report(variant: str) -> bool:
+    # a server's own names may hold what a set's must not, such as a colon
+    return variant not in ("", ".", "..") and not set(variant) & {"/", "\\"}
+
+
+def _is_instant(text: str) -> bool:
+    try:
+        return datetime.fromisoformat(text).utcoffset() is not None
+    except ValueError:
+        return False
+
+
 @dataclass(frozen=True, slots=True)
-class PredictionsMeta:
+class PredictionsMeta(Stored):
     """Where a predictions file comes from, as executed, not as intended.
 
     Attributes:
@@ -75,12 +93,12 @@ class PredictionsMeta:
         schema_version: Version of this format.
     """
 
-    eval_set: str
-    eval_set_sha256: str
+    eval_set: Annotated[str, Rule(can_name_folder, "cannot be a folder's name")]
+    eval_set_sha256: Annotated[str, sha256_digits()]
     model_id: str
     model_revision: str | None
     model_sha256: str | None
-    variant: str
+    variant: Annotated[str, Rule(_can_name_report, "cannot be a folder's name")]
     scheme: str
     engine: str
     engine_version: str
@@ -89,46 +107,14 @@ class PredictionsMeta:
     dtype: str
     device: str
     clefq_version: str
-    created_at: str
-    max_length: int
+    created_at: Annotated[str, Rule(_is_instant, "must be RFC 3339 with a time zone")]
+    max_length: Annotated[int, at_least(1)]
     truncate_state: bool
-    probability_quantum: float | None
-    schema_version: int = SCHEMA_VERSION
-
-    def faults(self) -> list[str]:
-        """Every fault of the metadata, empty when it is sound."""
-        found = []
-        if self.schema_version != SCHEMA_VERSION:
-            found.append(f"schema_version is {self.schema_version}, expected {SCHEMA_VERSION}")
-        if self.kernels not in KERNELS:
-            found.append(f"kernels is {self.kernels!r}, expected one of {', '.join(KERNELS)}")
-        if self.arithmetic not in ARITHMETICS:
-            found.append(
-                f"arithmetic is {self.arithmetic!r}, expected one of {', '.join(ARITHMETICS)}"
-            )
-        found += self._name_faults()
-        if self.max_length < 1:
-            found.append(f"max_length is {self.max_length}, expected at least 1")
-        if not _HEX64.fullmatch(self.eval_set_sha256):
-            found.append("eval_set_sha256 is not 64 hex digits")
-        quantum = self.probability_quantum
-        if quantum is not None and not 0 < quantum < 1:
-            found.append(f"probability_quantum is {quantum}, expected null or 0 < d < 1")
-        try:
-            created = datetime.fromisoformat(self.created_at)
-            if created.utcoffset() is None:
-                found.append("created_at has no time zone")
-        except (ValueError, TypeError):
-            found.append(f"created_at is {self.created_at!r}, expected RFC 3339")
-        return found
-
-    def _name_faults(self) -> Iterator[str]:
-        """Both name folders of reports: none may lead elsewhere."""
-        if not can_name_folder(self.eval_set):
-            yield f"eval_set {self.eval_set!r} cannot be a folder's name"
-        # a server's own names may hold what a set's must not, such as a colon
-        if self.variant in ("", ".", "..") or "/" in self.variant or "\\" in self.variant:
-            yield f"variant {self.variant!r} cannot be a folder's name"
+    probability_quantum: (
+        Annotated[float, Rule(lambda step: 0 < step < 1, "must be null, or above 0 and below 1")]
+        | None
+    )
+    schema_version: Annotated[int, expected(SCHEMA_VERSION)] = SCHEMA_VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,13 +234,13 @@ def write_predictions(path: Path, frame: pd.DataFrame, meta: PredictionsMeta) ->
     Raises:
         PredictionsError: The frame or the metadata is malformed; lists every kind of fault.
     """
-    faults = meta.faults() + validate_frame(frame, meta.probability_quantum)
+    faults = faults_of(meta) + validate_frame(frame, meta.probability_quantum)
     if faults:
         raise PredictionsError(f"{path} would be malformed: {faults[0]}.", faults=faults[1:])
     table = pa.Table.from_pandas(
         frame[ARROW_SCHEMA.names], schema=ARROW_SCHEMA, preserve_index=False
     )
-    blob = json.dumps(asdict(meta), sort_keys=True).encode()
+    blob = json.dumps(to_plain(meta), sort_keys=True).encode()
     table = table.replace_schema_metadata({METADATA_KEY: blob})
     with atomic_file(path) as partial:
         pq.write_table(table, partial, compression="zstd")
@@ -358,14 +344,8 @@ def _meta_of(path: Path, metadata: dict[bytes, bytes] | None) -> PredictionsMeta
         values = json.loads(blob)
     except (ValueError, RecursionError) as error:
         raise PredictionsError(f"{path}: metadata is not JSON.", fix=_AGAIN_FIX) from error
-    names = {field.name for field in fields(PredictionsMeta)}
-    if not isinstance(values, dict) or set(values) != names:
-        wrong = sorted(set(values) ^ names) if isinstance(values, dict) else ["not an object"]
-        raise PredictionsError(f"{path}: metadata differs in {', '.join(wrong)}.", fix=_AGAIN_FIX)
     faults: list[str] = []
-    meta = read_strict(PredictionsMeta, values, faults)
-    if meta is not None:
-        faults = meta.faults()
-    if meta is None or faults:
+    meta = read_value(PredictionsMeta, values, faults, "metadata")
+    if meta is None:
         raise PredictionsError(f"{path}: {faults[0]}.", fix=_AGAIN_FIX, faults=faults[1:])
     return meta

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from clefq.clef.records import Record
 from clefq.errors import InputError
-from clefq.store.atomic import can_name_folder, read_json
-from clefq.store.strict import read_strict
+from clefq.store.atomic import can_name_folder
+from clefq.store.reading import Rule, Stored, at_least, expected, read_stored
 
 SCHEMA_VERSION = 1
 
 Role = Literal["calibration", "eval"]
+Count = Annotated[int, at_least(0)]
 
 # Upper ends of the length bands in input tokens; 1K is 1,024 tokens, as in a 16K limit of 16,384.
 LENGTH_BANDS: tuple[tuple[str, int | None], ...] = (
@@ -35,7 +36,7 @@ def length_band(tokens: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class SourceInfo:
+class SourceInfo(Stored):
     """Where some of a set's records come from.
 
     Attributes:
@@ -68,7 +69,7 @@ class SourceInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Decontamination:
+class Decontamination(Stored):
     """What was compared with what, and what it removed (listed in `removed.jsonl`).
 
     Attributes:
@@ -87,7 +88,7 @@ class Decontamination:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLengths:
+class TokenLengths(Stored):
     """Distribution of the prompts' lengths in tokens.
 
     Attributes:
@@ -112,7 +113,7 @@ class TokenLengths:
 
 
 @dataclass(frozen=True, slots=True)
-class SetManifest:
+class SetManifest(Stored):
     """`manifest.json` of a set folder; says nothing about time, so that a rebuild is identical.
 
     Attributes:
@@ -132,18 +133,18 @@ class SetManifest:
     """
 
     role: Role
-    name: str
+    name: Annotated[str, Rule(can_name_folder, "cannot be a folder's name")]
     definition: Any
     definition_sha256: str
     sources: tuple[SourceInfo, ...]
-    records: int
-    questions: Mapping[str, int]
+    records: Count
+    questions: Mapping[str, Count]
     cohorts: Mapping[str, int]
     sha256: str
     token_lengths: TokenLengths | None
     decontamination: Decontamination | None
     clefq_version: str
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Annotated[int, expected(SCHEMA_VERSION)] = SCHEMA_VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,20 +168,7 @@ def read_manifest(path: Path) -> SetManifest:
     Raises:
         InputError: Missing, not JSON, or not of this schema; lists every fault.
     """
-    value = read_json(path)
-    faults: list[str] = []
-    manifest = read_strict(SetManifest, value, faults)
-    if manifest is not None and manifest.schema_version != SCHEMA_VERSION:
-        faults.append(f"schema_version is {manifest.schema_version}, expected {SCHEMA_VERSION}")
-    if manifest is not None and min([manifest.records, *manifest.questions.values()]) < 0:
-        faults.append("records or questions are negative")
-    if manifest is not None and not can_name_folder(manifest.name):
-        faults.append(f"name {manifest.name!r} cannot be a folder's name")
-    if manifest is None or faults:
-        raise InputError(
-            f"{path}: {faults[0]}.", fix="build the set again.", faults=tuple(faults[1:])
-        )
-    return manifest
+    return read_stored(SetManifest, path, fix="build the set again.")
 
 
 def summarize_lengths(counter: TokenCounter, lengths: Mapping[int, int]) -> TokenLengths:

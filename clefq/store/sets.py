@@ -25,6 +25,7 @@ from clefq.store.atomic import (
     sha256_file,
     write_json,
 )
+from clefq.store.reading import to_plain
 from clefq.store.set_manifest import (
     LENGTH_BANDS,
     SCHEMA_VERSION,
@@ -38,7 +39,6 @@ from clefq.store.set_manifest import (
     read_manifest,
     summarize_lengths,
 )
-from clefq.store.strict import to_plain
 
 __all__ = [
     "LENGTH_BANDS",

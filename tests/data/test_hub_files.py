@@ -201,8 +201,8 @@ sources:
     with pytest.raises(DefinitionError) as caught:
         load_definition(path, "eval")
     text = "; ".join([caught.value.message, *caught.value.faults])
-    assert "sources.0.hub.id 'emobank' is not of the form owner/name" in text
-    assert "sources.0.hub.revision 'main' is no commit of 40 hex digits" in text
+    assert "sources.0.hub.id must be of the form owner/name, found 'emobank'" in text
+    assert "sources.0.hub.revision must be a commit of 40 hex digits, found 'main'" in text
     assert "sources.1.hub: game_agent is not on the hub" in text
 
 

@@ -28,8 +28,8 @@ from clefq.sensitivity.schema import Budget, Sensitivity, load, save, worst_firs
 from clefq.sensitivity.session import Session, SweepSpec
 from clefq.store.atomic import compact_json
 from clefq.store.predictions import read_predictions
+from clefq.store.reading import to_plain
 from clefq.store.sets import open_set
-from clefq.store.strict import to_plain
 from tests.engines.conftest import build_set
 from tests.sensitivity.conftest import QUIET, SCHEMES, Swept
 

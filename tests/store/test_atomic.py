@@ -134,11 +134,18 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
         sha256_file(tmp_path / "gone")
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b'{"a": "\xff"}', b"[" * 100_000, b"[1,]"])
+@pytest.mark.parametrize("data", [b"", b"{", b"[" * 100_000, b"[1,]"])
 def test_what_is_no_json_is_refused_with_its_path(tmp_path, data):
     path = tmp_path / "config.json"
     path.write_bytes(data)
     with pytest.raises(InputError, match=r"config\.json is not valid JSON"):
+        read_json(path)
+
+
+def test_what_is_no_text_is_refused_with_its_path(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_bytes(b'{"a": "\xff"}')
+    with pytest.raises(InputError, match=r"config\.json is not UTF-8 text"):
         read_json(path)
 
 

@@ -26,6 +26,7 @@ from clefq.store.predictions import (
     validate_frame,
     write_predictions,
 )
+from clefq.store.reading import faults_of
 from tests.parity.factory import META
 
 HALF = [float(np.log(0.5))] * 2
@@ -220,7 +221,7 @@ def test_malformed_frames_are_not_written(tmp_path):
     ],
 )
 def test_metadata_faults(changes, word):
-    assert any(word in fault for fault in replace(META, **changes).faults())
+    assert any(word in fault for fault in faults_of(replace(META, **changes)))
 
 
 def test_foreign_files_are_refused_with_a_fix(tmp_path):
@@ -235,7 +236,11 @@ def test_foreign_files_are_refused_with_a_fix(tmp_path):
     pq.write_table(pa.table({"a": [1]}), path)
     with pytest.raises(PredictionsError, match="no clefq metadata"):
         read_predictions(path)
-    for blob, word in ((b"{", "not JSON"), (b"[]", "not an object"), (b'{"x": 1}', "differs in")):
+    for blob, word in (
+        (b"{", "not JSON"),
+        (b"[]", "a mapping"),
+        (b'{"x": 1}', "metadata.x is unknown"),
+    ):
         pq.write_table(pa.table({"a": [1]}).replace_schema_metadata({METADATA_KEY: blob}), path)
         with pytest.raises(PredictionsError, match=word):
             read_meta(path)

@@ -19,12 +19,13 @@ from clefq.data.personal import PersonalFields
 from clefq.data.readers import Row, RowError
 from clefq.data.sources.base import Example, ReadSpec, Source, named_file
 from clefq.data.tables import table_rows
+from clefq.store.reading import Stored
 
 _KINDS = {b"\x89PNG": ".png", b"\xff\xd8\xff": ".jpg", b"GIF8": ".gif", b"RIFF": ".webp"}
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Stored):
     """Options of a definition.
 
     Attributes:

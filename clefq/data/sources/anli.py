@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from clefq.data.readers import Row, RowError, jsonl_rows, text_field
 from clefq.data.sources.base import Example, HubRef, ReadSpec, Source, choice, many, noul, score
+from clefq.store.reading import Stored
 
 LABELS = {"e": "entailment", "n": "neutral", "c": "contradiction"}
 RELATION = choice(
@@ -38,7 +39,7 @@ LEVELS = {"contradiction": "0", "neutral": "1", "entailment": "2"}
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Stored):
     """Options of a definition.
 
     Attributes:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from clefq.data.hashed import stable_order
 from clefq.data.readers import Row, RowError, csv_rows, text_field
 from clefq.data.sources.base import Example, HubRef, ReadSpec, Source, choice, single
+from clefq.store.reading import Stored
 
 QUESTION_ID = "intent"
 INSTRUCTIONS = "Which banking intent does the customer's message express?"
@@ -101,7 +102,7 @@ LABELS: tuple[str, ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Stored):
     """Options of a definition.
 
     Attributes:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from clefq.clef.records import Question, Record
 from clefq.data.readers import Row, RowError
+from clefq.store.reading import Stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True)
-class NoOptions:
+class NoOptions(Stored):
     """A source without options of its own."""
 
 

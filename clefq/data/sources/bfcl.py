@@ -17,6 +17,7 @@ from typing import Any
 from clefq.clef.records import Question
 from clefq.data.readers import Row, RowError, jsonl_rows
 from clefq.data.sources.base import Example, HubFiles, ReadSpec, Source, choice, many, noul
+from clefq.store.reading import Stored
 
 NO_FUNCTION = "no_function"
 RELEVANT = noul("relevant", "Can one of the offered functions serve the user's request?")
@@ -25,7 +26,7 @@ WITHOUT_ANSWERS = ("irrelevance", "live_irrelevance", "live_relevance")
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Stored):
     """Options of a definition.
 
     Attributes:

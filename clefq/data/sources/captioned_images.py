@@ -13,12 +13,13 @@ from typing import Any, Literal
 from clefq.data.readers import Row, RowError, jsonl_rows
 from clefq.data.sources.base import Example, HubFiles, ReadSpec, Source
 from clefq.data.sources.captions import caption_example, link_captions
+from clefq.store.reading import Stored
 
 QuestionName = Literal["describes", "caption", "fit", "orientation"]
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Stored):
     """Options of a definition.
 
     Attributes:

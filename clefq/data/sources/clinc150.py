@@ -17,6 +17,7 @@ from clefq.data.hashed import stable_order
 from clefq.data.readers import Row, RowError, json_file, text_field
 from clefq.data.sources.base import Example, HubRef, ReadSpec, Source, choice, single
 from clefq.errors import DefinitionError
+from clefq.store.reading import Stored
 
 QUESTION_ID = "intent"
 INSTRUCTIONS = (
@@ -201,7 +202,7 @@ DOMAIN_OF: dict[str, str] = {name: d for d, names in DOMAINS.items() for name in
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Stored):
     """Options of a definition.
 
     Attributes:

@@ -16,6 +16,7 @@ from clefq.clef.records import Question
 from clefq.data.readers import Row, RowError, json_file, text_field
 from clefq.data.sources.base import Example, ReadSpec, Source, choice, many
 from clefq.errors import DefinitionError
+from clefq.store.reading import Stored
 
 CHOICES = {
     "Entailment": "entailed",
@@ -30,7 +31,7 @@ CRITERIA = {
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Stored):
     """Options of a definition.
 
     Attributes:

@@ -16,12 +16,13 @@ from typing import Any
 from clefq.data.hashed import stable_key
 from clefq.data.readers import Row, RowError
 from clefq.data.sources.base import Example, ReadSpec, Source, choice, single
+from clefq.store.reading import Stored
 
 INSTRUCTIONS = "Which kind of text is this?"
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Stored):
     """Options of a definition.
 
     Attributes:

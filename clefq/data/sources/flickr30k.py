@@ -15,12 +15,13 @@ from clefq.data.sources.base import Example, HubFiles, ReadSpec, Source
 from clefq.data.sources.captioned_images import QuestionName
 from clefq.data.sources.captions import caption_example, link_captions
 from clefq.errors import DefinitionError
+from clefq.store.reading import Stored
 
 IMAGES = "flickr30k-images"
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Stored):
     """Options of a definition.
 
     Attributes:

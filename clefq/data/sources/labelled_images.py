@@ -15,6 +15,7 @@ from clefq.clef.records import Record
 from clefq.data.hashed import stable_order
 from clefq.data.readers import Row, RowError, csv_rows, text_field
 from clefq.data.sources.base import Example, HubFiles, ReadSpec, Source, choice
+from clefq.store.reading import Stored
 
 STATE = "One image is attached."
 MAX_LABELS = 255
@@ -22,7 +23,7 @@ NAMES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Stored):
     """Options of a definition.
 
     Attributes:

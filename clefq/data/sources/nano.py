@@ -10,10 +10,11 @@ from clefq.clef.records import Record
 from clefq.data.readers import Row, RowError
 from clefq.data.sources.base import Example, ReadSpec, Source
 from clefq.errors import DefinitionError
+from clefq.store.reading import Stored
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Stored):
     """Options of a definition.
 
     Attributes:

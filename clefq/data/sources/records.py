@@ -13,10 +13,11 @@ from clefq.data.readers import Row, RowError
 from clefq.data.sources.base import Example, ReadSpec, Source, named_file
 from clefq.data.tables import table_rows
 from clefq.errors import RecordError
+from clefq.store.reading import Stored
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Stored):
     """Options of a definition.
 
     Attributes:

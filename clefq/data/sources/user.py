@@ -32,13 +32,14 @@ from clefq.data.readers import Row, RowError
 from clefq.data.sources.base import Example, ReadSpec, Source, named_file
 from clefq.data.tables import TableForm, table_rows
 from clefq.errors import DefinitionError
+from clefq.store.reading import Stored
 
 MOST_COLUMNS = 30
 ONE_ANSWER = "a question has one right answer: ask one true/false question a label (docs/data.md)."
 
 
 @dataclass(frozen=True, slots=True)
-class QuestionMap:
+class QuestionMap(Stored):
     """One question of every record.
 
     Attributes:
@@ -65,7 +66,7 @@ class QuestionMap:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Stored):
     """The mapping.
 
     Attributes:

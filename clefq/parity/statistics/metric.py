@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from clefq.errors import InputError
+from clefq.store.reading import Stored
 
 # Begins a unit such as `≥ nats`: the true figure may be larger, so that no ceiling can be shown.
 AT_LEAST = "≥"
@@ -14,7 +15,7 @@ OVERALL = "overall"
 
 
 @dataclass(frozen=True, slots=True)
-class Bootstrap:
+class Bootstrap(Stored):
     """The plain paired cluster-bootstrap percentile interval, shown beside the one that gates.
 
     Attributes:
@@ -29,7 +30,7 @@ class Bootstrap:
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class Metric(Stored):
     """One figure. All figures are fractions (or nats, or levels), never points.
 
     Attributes:
