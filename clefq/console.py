@@ -41,8 +41,8 @@ class Console:
         )
         self._out = RichConsole(highlight=False, markup=False, emoji=False)
 
-    def note(self, text: str) -> None:
-        """One line about what is going on; never part of the result."""
+    def note(self, text: RenderableType) -> None:
+        """A line, or a few, about what is going on; never part of the result."""
         self._err.print(text)
 
     @contextmanager

@@ -38,6 +38,9 @@ _OPTIONS = "\nALLOWED OPTIONS:\n"
 _END_FIELD = "END FIELD\n"
 _SUFFIX = "\n<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\nJOINT SCHEMA DECISIONS:"
 
+FIXED_PIECES = frozenset({_PREFIX, _SUFFIX})
+"""Pieces whose special tokens are the prompt's own, whatever a record holds."""
+
 Span = tuple[int, int]
 
 

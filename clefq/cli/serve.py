@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from clefq.console import Console
     from clefq.serving.fleet.assembly import Engines
     from clefq.serving.fleet.fleet import Fleet
-    from clefq.serving.fleet.server import Address
+    from clefq.serving.fleet.server import Address, Certificate
     from clefq.serving.http.settings import ServerSettings
+    from clefq.serving.http.tokens import Token
     from clefq.serving.settings import ServeSettings
 
 TOKEN_VARIABLE = "CLEFQ_SERVE_TOKEN"
@@ -38,6 +39,15 @@ _OWN = (
     "token",
     "token_file",
     "access_log",
+    "log_probes",
+    "log_format",
+    "max_connections",
+    "max_restarts",
+    "ssl_certfile",
+    "ssl_keyfile",
+    "allowed_hosts",
+    "allowed_origins",
+    "escape_special_tokens",
 )
 # Set for the interpreter of the serving environment, so that it does not look for another one.
 _HANDED_OVER = "CLEFQ_SERVE_HANDED_OVER"
@@ -161,11 +171,59 @@ def command(
     ] = None,
     token_file: Annotated[
         Path | None,
-        typer.Option("--token-file", metavar="FILE", help="Tokens, one a line."),
+        typer.Option(
+            "--token-file",
+            metavar="FILE",
+            help="Lines TOKEN or NAME: TOKEN [20/s]; read again at SIGHUP.",
+        ),
     ] = None,
+    ssl_certfile: Annotated[
+        Path | None, typer.Option("--ssl-certfile", metavar="FILE", help="Speak TLS with this.")
+    ] = None,
+    ssl_keyfile: Annotated[
+        Path | None, typer.Option("--ssl-keyfile", metavar="FILE", help="Its key.")
+    ] = None,
+    allowed_hosts: Annotated[
+        str,
+        typer.Option("--allowed-hosts", metavar="A,B", help="Values of Host to answer to; any."),
+    ] = "",
+    allowed_origins: Annotated[
+        str,
+        typer.Option(
+            "--allowed-origins", metavar="A,B", help="Web pages that may ask (CORS); none."
+        ),
+    ] = "",
+    escape_special_tokens: Annotated[
+        bool,
+        typer.Option(
+            "--escape-special-tokens",
+            help="<|im_start|> and the like in a request stay text; the release makes tokens.",
+        ),
+    ] = False,
+    max_connections: Annotated[
+        int,
+        typer.Option("--max-connections", metavar="N", help="At a time; idle ones make way."),
+    ] = 4096,
+    max_restarts: Annotated[
+        int,
+        typer.Option(
+            "--max-restarts",
+            metavar="N",
+            help="Failed starts in a row after which the server ends; 0 tries for ever.",
+        ),
+    ] = 10,
     access_log: Annotated[
-        bool, typer.Option("--access-log/--no-access-log", help="One JSON line per request.")
+        bool, typer.Option("--access-log/--no-access-log", help="One line per request.")
     ] = True,
+    log_probes: Annotated[
+        bool, typer.Option("--log-probes", help="Health checks and metrics in the log as well.")
+    ] = False,
+    log_format: Annotated[
+        str,
+        typer.Option(
+            "--log-format", metavar="NAME", help="json, lines on stdout; or text, on stderr."
+        ),
+    ] = "json",
     vllm_command: Annotated[
         bool,
         typer.Option(
@@ -180,11 +238,12 @@ def command(
 ) -> None:
     """Serve a checkpoint: POST /v1/systemone, GET /v1/models, /health, /metrics.
 
-    `/health` answers 200 once every engine is loaded and warm. SIGTERM or Ctrl-C lets accepted
+    `/readyz` answers 200 once every engine is loaded and warm. SIGTERM or Ctrl-C lets accepted
     requests finish and refuses new ones; a second one stops at once. An engine that dies is
     replaced, and what it had not answered is asked again.
     """
     from clefq.console import Console
+    from clefq.errors import InputError
     from clefq.names.models import find_model
     from clefq.names.run import find_run
     from clefq.serving.fleet.spec import Timeouts
@@ -212,8 +271,10 @@ def command(
         return
     timeouts = Timeouts(request=request_timeout, stall=engine_timeout)
     from clefq.serving.fleet.assembly import Engines
-    from clefq.serving.fleet.server import Address, leave
-    from clefq.serving.http.settings import ServerSettings, limits_from, tokens_from
+    from clefq.serving.fleet.server import Address, Certificate, leave
+    from clefq.serving.http.logs import log_to
+    from clefq.serving.http.settings import ConnectionLimits, ServerSettings, limits_from
+    from clefq.serving.http.tokens import tokens_from
 
     engines = Engines(
         folder=found.folder,
@@ -222,18 +283,43 @@ def command(
         settings=settings,
         copies=dp,
         timeouts=timeouts,
+        max_restarts=max_restarts,
         verbose=verbose,
     )
+    further = tokens_from(token or (), os.environ.get(TOKEN_VARIABLE), None)
+    if (ssl_certfile is None) != (ssl_keyfile is None):
+        raise InputError("--ssl-certfile and --ssl-keyfile belong together.", fix="give both.")
     server = ServerSettings(
         dialect=dialect,  # type: ignore[arg-type]  # checked there
         truncate_state=truncate_state,
         limits=limits_from([f"max_images={max_images}", *(limit or ())]),
         bearer_tokens=tokens_from(token or (), os.environ.get(TOKEN_VARIABLE), token_file),
+        allowed_hosts=_words(allowed_hosts),
+        allowed_origins=_words(allowed_origins),
+        connections=ConnectionLimits(max_connections=max_connections),
         max_pending=max_queue,
         answer_seconds=timeouts.request,
+        escape_special_tokens=escape_special_tokens,
         access_log=access_log,
+        log_probes=log_probes,
     )
-    leave(_serve(_Wanted(engines, server, Address(host, port)), console))
+    log_to(log_format)  # type: ignore[arg-type]  # checked there
+    wanted = _Wanted(
+        engines,
+        server,
+        Address(host, port),
+        certificate=(
+            Certificate(ssl_certfile, ssl_keyfile) if ssl_certfile and ssl_keyfile else None
+        ),
+        token_file=token_file,
+        further_tokens=further,
+        log_format=log_format,
+    )
+    leave(_serve(wanted, console))
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +329,10 @@ class _Wanted:
     engines: Engines
     server: ServerSettings
     address: Address
+    certificate: Certificate | None = None
+    token_file: Path | None = None
+    further_tokens: tuple[Token, ...] = ()
+    log_format: str = "json"
 
 
 def hand_over(console: Console) -> None:
@@ -306,12 +396,15 @@ def _serve(wanted: _Wanted, console: Console) -> int:
     import asyncio
 
     from clefq.serving.fleet.assembly import plan_fleet
-    from clefq.serving.fleet.front import run_server
-    from clefq.serving.fleet.server import listen, log_line
+    from clefq.serving.fleet.front import Door, run_server
+    from clefq.serving.fleet.server import listen
+    from clefq.serving.http.logs import event
 
     plan = plan_fleet(wanted.engines, os.environ)
-    listener = listen(wanted.address)
-    log = (lambda line: None) if console.quiet else log_line
+    door = Door(
+        listen(wanted.address), wanted.certificate, wanted.token_file, wanted.further_tokens
+    )
+    log = (lambda line: None) if console.quiet else event
     count = wanted.engines.copies
     log(
         f"loading {wanted.engines.folder} into {count} engine{'s' * (count > 1)}"
@@ -321,18 +414,20 @@ def _serve(wanted: _Wanted, console: Console) -> int:
     def ready(fleet: Fleet, url: str) -> None:
         _announce(wanted, fleet, url, console)
 
-    return asyncio.run(run_server(plan, wanted.server, listener, ready, log))
+    return asyncio.run(run_server(plan, wanted.server, door, ready, log))
 
 
 def _announce(wanted: _Wanted, fleet: Fleet, url: str, console: Console) -> None:
     import json
 
-    if console.json_output:
-        # one line: the access log follows on the same stream
-        sys.stdout.write(json.dumps(ready_json(wanted, fleet, url)) + "\n")
-    elif not console.quiet:
-        console.result(None, ready_text(wanted, fleet, url))
-    sys.stdout.flush()
+    from clefq.serving.http.logs import timed
+
+    if wanted.log_format == "json" or console.json_output:
+        # one line among those of the log
+        sys.stdout.write(json.dumps(timed(ready_json(wanted, fleet, url)).values) + "\n")
+        sys.stdout.flush()
+    if not (console.quiet or console.json_output):
+        console.note(ready_text(wanted, fleet, url))
 
 
 def ready_json(wanted: _Wanted, fleet: Fleet, url: str) -> dict[str, object]:

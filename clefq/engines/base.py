@@ -43,6 +43,8 @@ class EngineInfo:
         dtype: Type of the activations between the matrix products, for example `bfloat16`.
         device: `cpu` or the accelerator's name.
         probability_quantum: Rounding step of the probabilities, or None for exact ones.
+        model_sha256: Of the checkpoint, where its files are a server's and it says so.
+        scheme: Of the checkpoint, likewise.
     """
 
     engine: EngineName
@@ -52,6 +54,8 @@ class EngineInfo:
     dtype: str
     device: str
     probability_quantum: float | None = None
+    model_sha256: str | None = None
+    scheme: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

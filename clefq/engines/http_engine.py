@@ -12,16 +12,17 @@ from __future__ import annotations
 import base64
 import mimetypes
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clefq.clef.formats import ARITHMETICS
+from clefq.clef.formats import ARITHMETICS, SCHEMES
 from clefq.engines.base import EngineInfo, EngineSpec, RecordResult
 from clefq.engines.http_answers import AnswerError, read_answers
 from clefq.engines.http_client import RefusedError, SystemOneClient
-from clefq.errors import InputError
+from clefq.errors import ClefqError, InputError
 
 if TYPE_CHECKING:
     from clefq.clef.records import Record
@@ -32,6 +33,7 @@ DEFAULT_CONCURRENCY = 8
 DETAILS_KEY = "clefq"
 # Recorded as the dtype where a server does not say what it runs; reports look for it.
 UNSAID = "unknown"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class HttpEngine:
@@ -68,6 +70,8 @@ class HttpEngine:
             arithmetic=_arithmetic(details),
             dtype=UNSAID if unsaid else str(details.get("dtype", "unspecified")),
             device=str(details.get("device", UNSAID)),
+            model_sha256=_stated(details.get("sha256"), _SHA256.fullmatch),
+            scheme=_stated(details.get("scheme"), SCHEMES.__contains__),
         )
 
     def predict(
@@ -80,10 +84,23 @@ class HttpEngine:
 
         with ThreadPoolExecutor(self._workers) as pool:
             yield from _in_flight(pool, ask, records, self._workers)
+        self._check_model()
 
     def close(self) -> None:
         """Closes the connections."""
         self._client.close()
+
+    def _check_model(self) -> None:
+        """Refuses a run whose server has changed its model on the way."""
+        if self.info.model_sha256 is None:
+            return
+        now = self._client.details(self._model, DETAILS_KEY).get("sha256")
+        if now != self.info.model_sha256:
+            raise ClefqError(
+                f"{self._client.base} changed the checkpoint behind {self._model!r} during the "
+                "run: its answers are of two models.",
+                fix="run the command again with another --out.",
+            )
 
     def _ask(self, record: Record, root: Path) -> RecordResult:
         try:
@@ -166,6 +183,11 @@ def _refuse_local_options(spec: EngineSpec) -> None:
             f"--engine http cannot set {', '.join(given)}: the server decides.",
             fix="leave the option out, and set it where the server is started.",
         )
+
+
+def _stated(value: Any, sound: Callable[[str], object]) -> str | None:
+    """What a server states, where it is text that a predictions file may hold."""
+    return value if isinstance(value, str) and sound(value) else None
 
 
 def _arithmetic(details: dict[str, Any]) -> Any:

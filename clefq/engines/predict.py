@@ -210,8 +210,8 @@ def _run(
 
 
 def _meta(job: PredictJob, folder: SetFolder, info: EngineInfo) -> PredictionsMeta:
-    digest: str | None = None
-    scheme = "unknown"
+    digest = info.model_sha256
+    scheme = info.scheme or "unknown"
     if job.engine != "http":
         from clefq.clef.checkpoint import checkpoint_sha256, open_checkpoint, scheme_of
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -23,7 +22,8 @@ from clefq.errors import ClefqError, MissingDependencyError
 from clefq.serving.fleet.assembly import Engines, plan_fleet
 from clefq.serving.fleet.fleet import Fleet
 from clefq.serving.fleet.spec import Timeouts
-from clefq.serving.http.settings import ServerSettings, tokens_from
+from clefq.serving.http.settings import ServerSettings
+from clefq.serving.http.tokens import tokens_from
 from clefq.serving.settings import GDN_BACKENDS, ServeSettings
 
 PROGRAM = "clef-systemone"
@@ -58,8 +58,9 @@ def serve(given: argparse.Namespace) -> NoReturn:
     """
     if find_spec("vllm") is None:
         raise MissingDependencyError("vLLM", "pip install 'vllm>=0.25.1,<0.34'")
-    from clefq.serving.fleet.front import run_server
-    from clefq.serving.fleet.server import Address, leave, listen, log_line
+    from clefq.serving.fleet.front import Door, run_server
+    from clefq.serving.fleet.server import Address, leave, listen
+    from clefq.serving.http.logs import event, log_to
 
     settings = ServeSettings(
         max_length=given.max_length,
@@ -81,6 +82,7 @@ def serve(given: argparse.Namespace) -> NoReturn:
         timeouts=Timeouts(request=given.request_timeout),
         verbose=given.verbose,
     )
+    own = tokens_from((), os.environ.get(TOKEN_VARIABLE), None)
     server = ServerSettings(
         bearer_tokens=tokens_from((), os.environ.get(TOKEN_VARIABLE), given.token_file),
         truncate_state=given.truncate_state,
@@ -89,13 +91,15 @@ def serve(given: argparse.Namespace) -> NoReturn:
     )
     plan = plan_fleet(engines, os.environ)  # before the port is taken
     listener = listen(Address(given.host, given.port))
-    logging.basicConfig(level=logging.WARNING)
-    log_line(f"loading {engines.folder} into {engines.copies} engine(s)")
+    log_to("json")
+    event(f"loading {engines.folder} into {engines.copies} engine(s)")
+
+    door = Door(listener, token_file=given.token_file, further_tokens=own)
 
     def ready(fleet: Fleet, url: str) -> None:
-        log_line(f"ready: {url}/v1/systemone, model {fleet.info.names[0]}")
+        event(f"ready: {url}/v1/systemone, model {fleet.info.names[0]}")
 
-    leave(asyncio.run(run_server(plan, server, listener, ready, log_line)))
+    leave(asyncio.run(run_server(plan, server, door, ready, event)))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -14,6 +14,7 @@ from clefq.errors import InputError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+_ORIENTATION = 0x0112  # of EXIF
 # PNG, JPEG, GIF, WebP and BMP as base64 begin with these; a path does not.
 _BASE64_STARTS = ("iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR", "Qk")
 
@@ -36,9 +37,15 @@ def load_image(source: Any, root: Path | None = None) -> Image:
         else:
             opened = Image.open(io.BytesIO(_read(source, root)))
             opened.load()
-        return ImageOps.exif_transpose(opened).convert("RGB")
+        # each of the two copies, of a photograph 100 MB, only where it is needed
+        upright = ImageOps.exif_transpose(opened) if _is_turned(opened) else opened
+        return upright if upright.mode == "RGB" else upright.convert("RGB")
     except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
         raise InputError(f"image {_name(source)} cannot be read: {error}.") from error
+
+
+def _is_turned(image: Image) -> bool:
+    return image.getexif().get(_ORIENTATION, 1) != 1
 
 
 def contract_placeholders(

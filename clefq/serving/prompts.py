@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from clefq.clef.encoding import Encoded, EncodeSpec, PromptTokenizer, encode_record
 from clefq.errors import InputError, RecordError
+from clefq.serving.escaping import EscapingTokenizer
+from clefq.serving.image_tokens import ImageShapeError
 from clefq.serving.media import contract_placeholders
 from clefq.serving.runtime import Prompt
 
@@ -25,15 +28,19 @@ class PromptMaker:
     Args:
         folder: The checkpoint.
         max_images: Most images of a record that the engine was started for.
+        escape_special_tokens: Special tokens that a record spells out stay text.
 
     Raises:
         CheckpointError: The tokenizer is missing or lacks a special token.
     """
 
-    def __init__(self, folder: Path, max_images: int) -> None:
+    def __init__(
+        self, folder: Path, max_images: int, *, escape_special_tokens: bool = False
+    ) -> None:
         self.folder = folder
         self.max_images = max_images
-        self.tokenizer = PromptTokenizer.from_folder(folder)
+        kind = EscapingTokenizer if escape_special_tokens else PromptTokenizer
+        self.tokenizer = kind.from_folder(folder)
         self._images: ImageTokens | None = None
         self._lock = Lock()
 
@@ -51,17 +58,44 @@ class PromptMaker:
             InputError: More images than the engine was started for, an image that the processor
                 does not take, or videos.
         """
+        prompt = self.sized_prompt(record, [image.size for image in images], spec)
+        if not images:
+            return prompt
+        fit = self.image_tokens().fit
+        return replace(prompt, images=tuple(fit(image) for image in images))
+
+    def sized_prompt(
+        self, record: Record, sizes: Sequence[tuple[int, int]], spec: EncodeSpec
+    ) -> Prompt:
+        """As `prompt`, for images of which only the size is known; it has no images yet.
+
+        Args:
+            record: Names as many images as there are sizes.
+            sizes: Width and height of each upright image.
+            spec: Token limit, and what to do beyond it.
+
+        Raises:
+            RecordError: See `prompt`.
+            ImageShapeError: The processor does not take an image.
+            InputError: More images than the engine was started for, or videos.
+        """
         if record.videos:
             raise InputError(f"record {record.id!r} has videos.", fix="use images.")
-        if len(images) > self.max_images:
+        if len(sizes) > self.max_images:
             raise InputError(
-                f"record {record.id!r} has {len(images)} images, the engine takes "
+                f"record {record.id!r} has {len(sizes)} images, the engine takes "
                 f"{self.max_images}.",
-                fix=f"raise max_images to {len(images)}.",
+                fix=f"raise max_images to {len(sizes)}.",
             )
-        counts = [self.image_tokens().size_tokens(image) for image in images]
+        counts = [self._tokens(number, size) for number, size in enumerate(sizes)]
         encoded = encode_record(self.tokenizer, record, spec, counts)
-        return Prompt(encoded, tuple(images), self._engine_ids(record, encoded))
+        return Prompt(encoded, (), self._engine_ids(record, encoded))
+
+    def _tokens(self, number: int, size: tuple[int, int]) -> int:
+        try:
+            return self.image_tokens().tokens(size)
+        except InputError as error:
+            raise ImageShapeError(error, number) from error
 
     def image_tokens(self) -> ImageTokens:
         """What counts the tokens of images; the first call loads the processor's settings.

@@ -9,6 +9,7 @@ from pathlib import Path
 from clefq.clef.checkpoint import open_checkpoint, scheme_of
 from clefq.errors import InputError
 from clefq.serving.fleet.devices import engine_environments, visible_gpus
+from clefq.serving.fleet.fingerprint import fingerprint
 from clefq.serving.fleet.fleet import Fleet
 from clefq.serving.fleet.process import Launch
 from clefq.serving.fleet.spec import Card, FleetSpec, Timeouts
@@ -29,6 +30,7 @@ class Engines:
         settings: Of each engine.
         copies: Engines.
         timeouts: See `Timeouts`.
+        max_restarts: See `FleetSpec`.
         verbose: Show vLLM's own log.
     """
 
@@ -38,11 +40,14 @@ class Engines:
     settings: ServeSettings = field(default_factory=ServeSettings)
     copies: int = 1
     timeouts: Timeouts = field(default_factory=Timeouts)
+    max_restarts: int = 10
     verbose: bool = False
 
     def __post_init__(self) -> None:
         if self.copies < 1:
             raise InputError(f"--dp is {self.copies}, expected at least 1.")
+        if self.max_restarts < 0:
+            raise InputError(f"--max-restarts is {self.max_restarts}, expected at least 0.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +64,13 @@ class Plan:
     scheme: str
     places: tuple[str, ...]
 
-    def fleet(self, log: Callable[[str], None]) -> Fleet:
+    def fleet(
+        self,
+        log: Callable[[str], None],
+        on_give_up: Callable[[BaseException], None] | None = None,
+    ) -> Fleet:
         """The fleet; `Fleet.start` starts it."""
-        return Fleet(self.spec, log)
+        return Fleet(self.spec, log, on_give_up)
 
 
 def plan_fleet(engines: Engines, environment: Mapping[str, str]) -> Plan:
@@ -81,10 +90,16 @@ def plan_fleet(engines: Engines, environment: Mapping[str, str]) -> Plan:
     scheme = scheme_of(checkpoint)
     engine_arguments(engines.folder, engines.settings, cpu=not gpus)  # a check: before any load
     spec = FleetSpec(
-        start=Start(engines.folder.absolute(), engines.settings, engines.verbose),
+        start=Start(
+            engines.folder.absolute(),
+            engines.settings,
+            engines.verbose,
+            fingerprint(engines.folder),
+        ),
         launches=[Launch(command(), variables) for variables in environments],
         card=Card(_names(engines), scheme),
         timeouts=engines.timeouts,
+        max_restarts=engines.max_restarts,
         first_alone=bool(gpus) and not engines.settings.eager,
     )
     places = [

@@ -50,7 +50,7 @@ class SystemOneEndpoint:
         from prometheus_client import REGISTRY
 
         from clefq.names.hub import resolve_model
-        from clefq.serving.http.observation import access_log_to
+        from clefq.serving.http.logs import log_to
         from clefq.serving.http.routes import STATE_KEY
         from clefq.serving.http.service import Service
         from clefq.serving.http.settings import ServerSettings
@@ -64,7 +64,7 @@ class SystemOneEndpoint:
         )
         backend = ClientBackend(engine_client, folder, args)
         prompts = PromptMaker(folder, backend.info.max_images)
-        access_log_to()
+        log_to("json")
         # on vLLM's own /metrics
         service = Service(backend, prompts, ServerSettings(), REGISTRY)
         await service.warm()

@@ -8,13 +8,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from clefq.clef.checkpoint import checkpoint_sha256
 from clefq.errors import ClefqError
-from clefq.serving.fleet.process import EngineFailed, EngineProcess, Launch
+from clefq.serving.fleet.process import EngineFailed, EngineProcess, Launch, resident_bytes
 from clefq.serving.fleet.queueing import Load, Room, least_loaded, restart_delay
 from clefq.serving.fleet.spec import FleetSpec
 from clefq.serving.fleet.wire import Abort, Answer, Ask, Ready
@@ -28,6 +29,7 @@ MAX_TRIES = 2
 # An engine that has run this long is not failing in a row any more.
 _HEALTHY_SECONDS = 300.0
 _WATCH_SECONDS = 0.5
+_TOGETHER_SECONDS = 0.002
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +56,8 @@ class _Slot:
     tokens: int = 0
     restarts: int = 0
     heard: float = 0.0
+    answered: int = 0
+    batches: int = 0
 
     def load(self) -> Load | None:
         return None if self.ready is None else Load(self.tokens, len(self.requests))
@@ -65,11 +69,19 @@ class Fleet:
     Args:
         spec: What to run.
         log: Called with one line per event that an operator wants to see.
+        on_give_up: Called where no engine is left and restarts have failed too often.
     """
 
-    def __init__(self, spec: FleetSpec, log: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        spec: FleetSpec,
+        log: Callable[[str], None],
+        on_give_up: Callable[[BaseException], None] | None = None,
+    ) -> None:
         self._spec = spec
         self._log = log
+        self._on_give_up = on_give_up
+        self._start_message = spec.start
         self._room = Room.of(spec.start.settings)
         self._slots = [_Slot(number, launch) for number, launch in enumerate(spec.launches)]
         self._queue: deque[_Request] = deque()
@@ -190,8 +202,13 @@ class Fleet:
             "queued": len(self._queue),
         }
         for slot in self._slots:
-            values[f"in_flight{{{slot.number}}}"] = len(slot.requests)
-            values[f"tokens_in_flight{{{slot.number}}}"] = slot.tokens
+            label = f"{{{slot.number}}}"
+            values[f"in_flight{label}"] = len(slot.requests)
+            values[f"tokens_in_flight{label}"] = slot.tokens
+            values[f"prompts_answered{label}"] = slot.answered
+            values[f"batches{label}"] = slot.batches
+            if slot.process is not None and slot.process.pid is not None:
+                values[f"engine_memory_bytes{label}"] = resident_bytes(slot.process.pid)
         for name, count in self._counts.items():
             values[f"prompts_{name}"] = count
         return values
@@ -203,12 +220,22 @@ class Fleet:
                 async with asyncio.TaskGroup() as starts:
                     for slot in group:
                         starts.create_task(self._start(slot))
+                    if group is first:
+                        starts.create_task(self._hash())
         except BaseExceptionGroup as errors:
             await self._stop_engines()
             raise _first_error(errors) from None
         self._info = self._server_info()
         self._tasks = [asyncio.create_task(self._supervise(slot)) for slot in self._slots]
         self._tasks.append(asyncio.create_task(self._watch()))
+
+    async def _hash(self) -> None:
+        """Hashes the checkpoint while the engines load it; restarts are held against that."""
+        start = self._start_message
+        if start.fingerprint is None:
+            return
+        sha256 = await asyncio.to_thread(checkpoint_sha256, start.folder)
+        self._start_message = replace(start, sha256=sha256)
 
     async def _start(self, slot: _Slot) -> None:
         slot.process = EngineProcess(
@@ -218,7 +245,7 @@ class Fleet:
             on_line=lambda line: self._log(f"engine {slot.number}: {line}"),
             verbose=self._spec.start.verbose,
         )
-        ready = await slot.process.start(self._spec.start, self._spec.timeouts.start)
+        ready = await slot.process.start(self._start_message, self._spec.timeouts.start)
         load, warm = ready.load_seconds, ready.warm_seconds
         self._log(f"engine {slot.number}: loaded in {load:.0f} s, warm {warm:.0f} s later.")
         slot.heard = time.monotonic()
@@ -236,6 +263,8 @@ class Fleet:
                 self._give_back(slot, error)
             failures = 1 if time.monotonic() - started > _HEALTHY_SECONDS else failures + 1
             await slot.process.close(0)
+            if self._hopeless(failures, error):
+                return
             delay = restart_delay(failures)
             self._log(f"{error.message} Restarting in {delay:.0f} s.")
             await asyncio.sleep(delay)
@@ -247,6 +276,17 @@ class Fleet:
                 error = failed
                 for line in slot.process.unseen_lines():
                     self._log(f"engine {slot.number}: {line}")
+
+    def _hopeless(self, failures: int, error: ClefqError) -> bool:
+        """Whether to end the server: nothing runs, and restarts have failed too often."""
+        most = self._spec.max_restarts
+        # the first failure is that of an engine that ran
+        if not most or failures <= most or any(slot.ready is not None for slot in self._slots):
+            return False
+        self._log(f"{error.message} {most} restarts have failed: giving up.")
+        if self._on_give_up is not None:
+            self._on_give_up(error)
+        return True
 
     def _dispatch(self) -> None:
         """Sends what has room somewhere, in order of arrival."""
@@ -272,7 +312,11 @@ class Fleet:
         slot.process.send(request.ask)
 
     def _answered(self, slot: _Slot, answer: Answer) -> None:
-        slot.heard = time.monotonic()
+        now = time.monotonic()
+        # answers of one step of the engine arrive together
+        slot.batches += now - slot.heard > _TOGETHER_SECONDS or not slot.answered
+        slot.answered += 1
+        slot.heard = now
         request = slot.requests.get(answer.number)
         if request is None:
             return  # its client went away in the meantime
@@ -360,6 +404,7 @@ class Fleet:
             scheme=self._spec.card.scheme,
             max_length=settings.max_length,
             max_images=settings.max_images,
+            sha256=self._start_message.sha256,
         )
 
 

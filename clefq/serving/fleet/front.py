@@ -4,20 +4,45 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from clefq.errors import InputError
 from clefq.serving.fleet.assembly import Plan
 from clefq.serving.fleet.fleet import Fleet
-from clefq.serving.fleet.server import FrontServer, url_of
-from clefq.serving.http.app import create_app
-from clefq.serving.http.observation import access_log_to
+from clefq.serving.fleet.server import Certificate, FrontServer, Transport, url_of
+from clefq.serving.http.app import create_app, service_of
+from clefq.serving.http.connection import connections_of
 from clefq.serving.http.settings import ServerSettings
+from clefq.serving.http.tokens import Token, tokens_from
 from clefq.serving.prompts import PromptMaker
+
+if TYPE_CHECKING:
+    from clefq.serving.http.service import Service
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """How a server is reached.
+
+    Attributes:
+        listener: From `listen`; closed at the end.
+        certificate: For TLS; plain HTTP when None.
+        token_file: Read again at SIGHUP; None where there is none.
+        further_tokens: Those that do not come from it, kept then.
+    """
+
+    listener: socket.socket
+    certificate: Certificate | None = None
+    token_file: Path | None = None
+    further_tokens: tuple[Token, ...] = ()
 
 
 async def run_server(
     plan: Plan,
     settings: ServerSettings,
-    listener: socket.socket,
+    door: Door,
     on_ready: Callable[[Fleet, str], None],
     log: Callable[[str], None],
 ) -> int:
@@ -26,19 +51,45 @@ async def run_server(
     Args:
         plan: From `plan_fleet`.
         settings: Of the HTTP side.
-        listener: From `listen`; closed at the end.
+        door: How it is reached.
         on_ready: Called once every engine is warm, with the fleet and the server's base URL.
         log: Called with one line per event that an operator wants to see.
 
     Raises:
-        ClefqError: The engines could not be started.
+        ClefqError: The engines could not be started, or did not come back.
     """
-    access_log_to()
-    fleet, start = plan.fleet(log), plan.spec.start
-    url = url_of(listener)
-    prompts = PromptMaker(start.folder, start.settings.max_images)
-    app = create_app(fleet, prompts, settings, on_failure=lambda error: server.fail(error))
-    server = FrontServer(
-        app, fleet, lambda: on_ready(fleet, url), log, grace=plan.spec.timeouts.request
+    fleet = plan.fleet(log, on_give_up=lambda error: server.fail(error))
+    start = plan.spec.start
+    url = url_of(door.listener, tls=door.certificate is not None)
+    prompts = PromptMaker(
+        start.folder,
+        start.settings.max_images,
+        escape_special_tokens=settings.escape_special_tokens,
     )
-    return await server.run(listener)
+    app = create_app(fleet, prompts, settings, on_failure=lambda error: server.fail(error))
+    service = service_of(app)
+    server = FrontServer(
+        app,
+        fleet,
+        lambda: on_ready(fleet, url),
+        log,
+        grace=plan.spec.timeouts.request,
+        transport=Transport(connections_of(service, settings.access_log), door.certificate),
+    )
+    server.on_hangup = lambda: _reload_tokens(service, door, log)
+    return await server.run(door.listener)
+
+
+def _reload_tokens(service: Service, door: Door, log: Callable[[str], None]) -> None:
+    """Reads the token file again; where it cannot be used, the tokens stay as they are."""
+    if door.token_file is None:
+        log("SIGHUP: there is no --token-file to read again.")
+        return
+    try:
+        read = tokens_from((), None, door.token_file)
+    except InputError as error:
+        log(f"SIGHUP: the tokens stay as they were: {error}")
+        return
+    tokens = tuple({one.secret: one for one in (*read, *door.further_tokens)}.values())
+    service.clients.replace(tokens)
+    log(f"SIGHUP: {len(tokens)} tokens from now on.")

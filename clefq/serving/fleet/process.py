@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO
 
 from clefq.errors import ClefqError
@@ -26,6 +27,7 @@ _POLL_SECONDS = 0.05
 _FIX = "--verbose shows vLLM's own log; `clefq doctor MODEL` what this machine can run."
 _LAST_WORDS_SECONDS = 2.0
 _PR_SET_CHILD_SUBREAPER = 36
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 _ERROR = re.compile(r"(?:^|[\s.])([A-Z]\w*(?:Error|Exception|Interrupt)): (.+)$")
 # What vLLM says on top of the error that matters.
 _WRAPPERS = (
@@ -277,6 +279,19 @@ def adopt_orphans() -> None:
     """Makes orphaned descendants children of this process, as they are of PID 1 in a container."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process and of all below it; 0 once they are gone."""
+    total = 0
+    waiting = [pid]
+    while waiting:
+        here = Path(f"/proc/{waiting.pop()}")
+        with suppress(OSError, ValueError, IndexError):
+            total += int((here / "statm").read_text().split()[1]) * _PAGE
+            for thread in (here / "task").iterdir():
+                waiting += map(int, (thread / "children").read_text().split())
+    return total
 
 
 def root_cause(lines: Sequence[str] | deque[str]) -> str | None:

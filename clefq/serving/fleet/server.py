@@ -8,22 +8,25 @@ import math
 import os
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 import uvicorn
 
 from clefq.errors import InputError
 from clefq.serving.fleet.fleet import Fleet
+from clefq.serving.http.connection import ACCEPTED_AT_ONCE, Connections
+from clefq.serving.http.settings import ConnectionLimits
 
 FORCED = 1
-# Connections that the kernel holds while the event loop is busy.
-_BACKLOG = 2048
 # After the last answer: time for responses to reach their clients before the listener closes.
 _LINGER_SECONDS = 0.1
+# For a client to say hello, and to say goodbye, which nobody has to wait for.
+_TLS_DEADLINES = {"ssl_handshake_timeout": 10.0, "ssl_shutdown_timeout": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +49,12 @@ def listen(address: Address) -> socket.socket:
         InputError: Taken, not allowed, or no such interface.
     """
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((address.host, address.port))
         # taken now, not when uvicorn listens: two servers must not both load a model for one port
-        listener.listen(_BACKLOG)
+        listener.listen(ACCEPTED_AT_ONCE)
     except (OSError, OverflowError) as error:
         listener.close()
         raise InputError(
@@ -61,16 +64,60 @@ def listen(address: Address) -> socket.socket:
     return listener
 
 
-def log_line(line: str) -> None:
-    """Prints what happens to stderr, with its time."""
-    now = datetime.now().astimezone().isoformat(timespec="seconds")
-    print(f"{now} {line}", file=sys.stderr, flush=True)
-
-
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, *, tls: bool = False) -> str:
     """The base URL of a listening socket."""
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What a server that speaks TLS shows.
+
+    Attributes:
+        certificate: PEM file, its chain below it.
+        key: PEM file.
+    """
+
+    certificate: Path
+    key: Path
+
+    def __post_init__(self) -> None:
+        """Raises `InputError` where the two cannot be used, before anything is loaded."""
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+                self.certificate, self.key, password=_no_password
+            )
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"--ssl-certfile {self.certificate} and --ssl-keyfile {self.key} cannot be used: "
+                f"{_reason(error)}.",
+                fix="give PEM files that belong together; the key without a password.",
+            ) from error
+
+
+def _no_password() -> str:
+    raise ValueError("the key asks for a password")
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """What carries HTTP.
+
+    Attributes:
+        connections: What a connection may do; by default refusals are not reported.
+        certificate: For TLS; plain HTTP when None.
+    """
+
+    connections: Connections = field(
+        default_factory=lambda: Connections(ConnectionLimits(), _nothing)
+    )
+    certificate: Certificate | None = None
 
 
 class FrontServer:
@@ -82,6 +129,10 @@ class FrontServer:
         on_ready: Called once, when the engines are warm.
         log: Called with one line per event.
         grace: Most seconds that accepted requests get after the first signal.
+        transport: What carries HTTP.
+
+    Attributes:
+        on_hangup: Called at SIGHUP.
 
     Made on the running event loop.
     """
@@ -94,7 +145,11 @@ class FrontServer:
         log: Callable[[str], None],
         *,
         grace: float,
+        transport: Transport | None = None,
     ) -> None:
+        transport = transport or Transport()
+        certificate = transport.certificate
+        self.on_hangup: Callable[[], None] = _nothing
         self._fleet = fleet
         self._on_ready = on_ready
         self._log = log
@@ -110,8 +165,11 @@ class FrontServer:
                 access_log=False,
                 server_header=False,
                 date_header=True,
-                backlog=_BACKLOG,
-                timeout_keep_alive=75,  # longer than the idle time of common load balancers
+                backlog=ACCEPTED_AT_ONCE,
+                http=transport.connections.protocol,  # type: ignore[arg-type]  # called as a class would be
+                ws="none",
+                ssl_certfile=None if certificate is None else certificate.certificate,
+                ssl_keyfile=None if certificate is None else str(certificate.key),
                 # for requests whose body has not arrived; those in the engines have deadlines
                 timeout_graceful_shutdown=math.ceil(grace),
             )
@@ -134,6 +192,7 @@ class FrontServer:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._on_signal)
+        loop.add_signal_handler(signal.SIGHUP, lambda: self.on_hangup())
         http = asyncio.create_task(self._http.serve(sockets=[listener]))
         life = asyncio.create_task(self._live())
         force = asyncio.create_task(self._force.wait())
@@ -185,7 +244,23 @@ class FrontServer:
 
 
 class _Http(uvicorn.Server):
-    """Uvicorn without its own signal handling."""
+    """Uvicorn without its own signal handling, and with deadlines for TLS."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.config.ssl is None:
+            await super().startup(sockets)
+            return
+        loop = asyncio.get_running_loop()
+        create = loop.create_server
+
+        def hurried(*args: Any, **options: Any) -> Any:
+            return create(*args, **options, **_TLS_DEADLINES)
+
+        loop.create_server = hurried  # type: ignore[method-assign]  # uvicorn passes no deadline
+        try:
+            await super().startup(sockets)
+        finally:
+            loop.create_server = create  # type: ignore[method-assign]
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -63,6 +63,8 @@ class FleetSpec:
         card: What the model is called.
         timeouts: See `Timeouts`.
         first_alone: Start the first engine alone, so that the others find its compiled kernels.
+        max_restarts: Failed starts of an engine in a row after which the server ends with the
+            reason; 0 for any number.
     """
 
     start: Start
@@ -70,3 +72,4 @@ class FleetSpec:
     card: Card
     timeouts: Timeouts = Timeouts()
     first_alone: bool = False
+    max_restarts: int = 10

@@ -32,11 +32,15 @@ class Start:
         folder: The checkpoint.
         settings: How to run it.
         verbose: Keep vLLM's own log.
+        fingerprint: Of the folder at the server's start; None is not checked.
+        sha256: Of the checkpoint at the server's start, once it is known.
     """
 
     folder: Path
     settings: ServeSettings
     verbose: bool = False
+    fingerprint: str | None = None
+    sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

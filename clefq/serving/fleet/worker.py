@@ -21,6 +21,7 @@ from typing import Any
 
 from clefq.errors import ClefqError
 from clefq.serving.fleet.client import encode
+from clefq.serving.fleet.fingerprint import check_unchanged
 from clefq.serving.fleet.warmup import warmup_prompts
 from clefq.serving.fleet.wire import Abort, Answer, Ask, Channel, Failed, Ready, Start, Stop
 
@@ -50,7 +51,9 @@ class Worker:
             return 1
         begun = time.monotonic()
         try:
+            check_unchanged(start)
             self._engine, facts = await _load(start)
+            check_unchanged(start)  # it may have been replaced meanwhile
             self._loaded = time.monotonic()
             cpu = facts["device"] == "cpu"
             for group in warmup_prompts(start.folder, start.settings, cpu=cpu):

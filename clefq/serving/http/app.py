@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 import clefq
 from clefq.serving.http import errors, openapi
@@ -20,6 +21,7 @@ from clefq.serving.http.observation import Observation
 from clefq.serving.http.page import page
 from clefq.serving.http.routes import (
     STATE_KEY,
+    answer_head,
     observed,
     operations_router,
     systemone_router,
@@ -85,8 +87,27 @@ def create_app(
     async def docs() -> HTMLResponse:
         return HTMLResponse(page(app.openapi()))
 
+    @app.get("/", include_in_schema=False)
+    async def root() -> RedirectResponse:
+        return RedirectResponse("docs")
+
+    answer_head(app.router)
     app.add_exception_handler(HTTPException, _unknown_route)
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.allowed_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after", "server-timing"],
+        )
     return app
+
+
+def service_of(app: FastAPI) -> Service:
+    """The service behind an app of `create_app`."""
+    service: Service = getattr(app.state, STATE_KEY)
+    return service
 
 
 async def _start(service: Service, on_failure: Callable[[BaseException], None] | None) -> None:

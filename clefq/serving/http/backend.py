@@ -51,6 +51,7 @@ class ServerInfo:
         scheme: Of the checkpoint, for example `nvfp4`.
         max_length: Token limit of a prompt, image tokens included.
         max_images: Most images of a request that the engines were started for.
+        sha256: Of the checkpoint, as predictions files state it; None where it is not known yet.
     """
 
     names: tuple[str, ...]
@@ -64,6 +65,7 @@ class ServerInfo:
     scheme: str
     max_length: int
     max_images: int
+    sha256: str | None = None
 
 
 class EngineDown(Exception):

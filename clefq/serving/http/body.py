@@ -6,6 +6,7 @@ import asyncio
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from starlette.requests import ClientDisconnect
@@ -18,6 +19,7 @@ from clefq.serving.http.errors import (
     WRONG_MEDIA,
     ApiError,
 )
+from clefq.serving.http.multipart import boundary_of
 
 if TYPE_CHECKING:
     from starlette.datastructures import Headers
@@ -26,25 +28,38 @@ if TYPE_CHECKING:
 _GZIP_WINDOW = 31
 
 
-def check_head(headers: Headers, most: int) -> str:
+@dataclass(frozen=True, slots=True)
+class BodyForm:
+    """How a body is written.
+
+    Attributes:
+        encoding: `identity`, `gzip` or `zstd`.
+        boundary: Of a multipart body; None for JSON.
+    """
+
+    encoding: str = "identity"
+    boundary: bytes | None = None
+
+
+def check_head(headers: Headers, most: int) -> BodyForm:
     """Refuses a body by its headers, before any of it is read.
 
     Args:
         headers: Of the request.
         most: Bytes that a body may have.
 
-    Returns:
-        The content encoding: `identity`, `gzip` or `zstd`.
-
     Raises:
-        ApiError: Not JSON, an encoding that is not known here, or too many bytes announced.
+        ApiError: Neither JSON nor multipart, an encoding that is not known here, or too many bytes
+            announced.
     """
     kind, _, parameters = headers.get("content-type", "application/json").partition(";")
     media = kind.strip().lower()
-    if media != "application/json" and not (media.startswith("application/") and
-                                            media.endswith("+json")):  # fmt: skip
-        hint = "; send images inside the JSON body, as `images`" if "multipart" in media else ""
-        raise ApiError.of(WRONG_MEDIA, f"content-type must be application/json{hint}")
+    boundary = boundary_of(headers.get("content-type", ""))
+    json = media.startswith("application/") and (media[12:] == "json" or media.endswith("+json"))
+    if not json and boundary is None:
+        raise ApiError.of(
+            WRONG_MEDIA, "content-type must be application/json or multipart/form-data"
+        )
     charset = parameters.lower().replace(" ", "").replace('"', "")
     if "charset=" in charset and "charset=utf-8" not in charset:
         raise ApiError.of(WRONG_MEDIA, "the body must be UTF-8")
@@ -56,7 +71,7 @@ def check_head(headers: Headers, most: int) -> str:
             headers={"accept-encoding": ", ".join(sorted(known - {"identity"}))},
         )  # fmt: skip
     _check_length(headers.get("content-length"), most)
-    return encoding
+    return BodyForm(encoding, boundary)
 
 
 class BodyReader:
@@ -69,8 +84,16 @@ class BodyReader:
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
+        self._timeout: asyncio.Timeout | None = None
+        self._hurried = False
         self.size = 0
         self.ended = False
+
+    def hurry(self) -> None:
+        """Ends the reading at once: its place is needed. On the event loop."""
+        self._hurried = True
+        if self._timeout is not None and not self._timeout.expired():
+            self._timeout.reschedule(asyncio.get_running_loop().time())
 
     async def read(self, most: int, seconds: float, charge: Callable[[int], None]) -> bytes:
         """Reads it all, and stops as soon as it is too long or too slow.
@@ -86,7 +109,7 @@ class BodyReader:
         """
         parts: list[bytes] = []
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds) as self._timeout:
                 while not self.ended:
                     part = await self._next()
                     if self.size > most:
@@ -95,7 +118,11 @@ class BodyReader:
                     parts.append(part)
         except TimeoutError as error:
             message = f"the body did not arrive within {seconds:g} seconds"
+            if self._hurried:
+                message = "the body arrived too slowly while others waited"
             raise ApiError.of(TOO_SLOW, message) from error
+        finally:
+            self._timeout = None
         return b"".join(parts)
 
     async def discard(self, most: int, seconds: float) -> None:

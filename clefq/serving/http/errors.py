@@ -45,8 +45,13 @@ UNAUTHENTICATED = ErrorKind("authentication_error", 401, "No bearer token, or a 
 NO_MODEL = ErrorKind(
     "model_not_found", 404, "The model is not served here.", typesafe_type="not_found"
 )
+WRONG_HOST = ErrorKind("wrong_host", 421, "The Host header names none of --allowed-hosts.")
 NO_ROUTE = ErrorKind("not_found", 404, "There is no such route.")
 WRONG_METHOD = ErrorKind("method_not_allowed", 405, "The route has no such method.")
+BAD_HTTP = ErrorKind("bad_http", 400, "Not HTTP/1.1; the connection is closed.")
+HEAD_TOO_SLOW = ErrorKind("request_timeout", 408, "The request's head did not arrive in time.")
+HEAD_TOO_LARGE = ErrorKind("head_too_large", 431, "The request's head is too large.")
+TOO_MANY_CONNECTIONS = ErrorKind("unavailable", 503, "Every connection is at work.")
 TOO_SLOW = ErrorKind("request_timeout", 408, "The body did not arrive in time.")
 BODY_TOO_LARGE = ErrorKind("body_too_large", 413, "The body, its text or an image is too large.")
 TOO_LONG = ErrorKind("prompt_too_long", 413, "The prompt has more tokens than the model takes.")
@@ -59,7 +64,7 @@ UNAVAILABLE = ErrorKind("unavailable", 503, "Starting, draining, or no engine co
 
 ASK_KINDS = (
     INVALID_JSON, INVALID_REQUEST, INVALID_HEADER, UNSUPPORTED, UNAUTHENTICATED, NO_MODEL,
-    TOO_SLOW, BODY_TOO_LARGE, TOO_LONG, WRONG_MEDIA, OVERLOADED, INTERNAL, UNAVAILABLE,
+    TOO_SLOW, WRONG_HOST, BODY_TOO_LARGE, TOO_LONG, WRONG_MEDIA, OVERLOADED, INTERNAL, UNAVAILABLE,
 )  # fmt: skip
 """What `POST /v1/systemone` may answer."""
 

@@ -7,6 +7,7 @@ import binascii
 import io
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clefq.errors import InputError
@@ -17,28 +18,44 @@ from clefq.serving.media import load_image
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from clefq.serving.http.admission import Ticket
+
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _DATA_URL = re.compile(r"data:image/[a-z0-9.+-]+;base64,", re.IGNORECASE)
-# What a decoded pixel takes while it is turned and converted.
-_PIXEL_BYTES = 8
+# What a pixel takes while an image is decoded, turned and converted, and what it takes afterwards,
+# as an image and once more on its way to the engine.
+_DECODING_BYTES = 12
+_KEPT_BYTES = 7
 # Scans of a JPEG: each goes over the whole image, and a file of a few bytes per scan could ask for
 # minutes of work. Progressive encoders write about ten.
 _MAX_SCANS = 64
 _SCAN_MARKER = b"\xff\xda"
 
 
-def read_images(
-    sources: Sequence[str], limits: Limits, charge: Callable[[int], None]
-) -> tuple[Image, ...]:
-    """Decodes the images of a request.
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """An image file that has been looked at and not been decoded.
+
+    Attributes:
+        number: Among the images of its request.
+        data: The file.
+        size: Width and height in the file; an image that is turned takes the same tokens.
+    """
+
+    number: int
+    data: bytes
+    size: tuple[int, int]
+
+
+def read_pictures(sources: Sequence[str | bytes], limits: Limits) -> tuple[Picture, ...]:
+    """Reads the files of a request's images, and what their headers say.
 
     Args:
-        sources: Base64 texts and data URLs; remote URLs are refused, and no path is ever read.
+        sources: Base64 texts, data URLs and files; remote URLs are refused, no path is ever read.
         limits: Bytes, pixels and formats.
-        charge: Called with the bytes that an image will take, before it is decoded; may raise.
 
     Returns:
-        Upright RGB images, in the given order.
+        In the given order.
 
     Raises:
         ApiError: Names the image at fault.
@@ -56,12 +73,46 @@ def read_images(
             )
         files.append(data)
     # all headers before the first pixel: a request is refused before it has cost anything
-    for number, data in enumerate(files):
-        charge(_PIXEL_BYTES * _check_header(data, number, limits))
-    return tuple(_load(data, number) for number, data in enumerate(files))
+    pictures = tuple(
+        Picture(number, data, _check_header(data, number, limits))
+        for number, data in enumerate(files)
+    )
+    pixels = sum(picture.size[0] * picture.size[1] for picture in pictures)
+    if pixels > limits.max_images_pixels:
+        message = f"the images have {pixels} pixels together, at most {limits.max_images_pixels}"
+        raise ApiError.of(INVALID_REQUEST, message, "images")
+    return pictures
 
 
-def _decode(source: str, number: int, most: int) -> bytes:
+def load_picture(picture: Picture, fit: Callable[[Image], Image], ticket: Ticket) -> Image:
+    """Decodes an image and makes it as small as the model will see it.
+
+    Args:
+        picture: From `read_pictures`.
+        fit: See `clefq.serving.image_tokens.ImageTokens.fit`.
+        ticket: Charged with what the decoding takes, and at the end with what is left of it.
+
+    Returns:
+        An upright RGB image.
+
+    Raises:
+        ApiError: It is damaged, or the requests in hand hold too much already.
+    """
+    decoding = _DECODING_BYTES * picture.size[0] * picture.size[1]
+    ticket.charge(decoding)
+    try:
+        image = fit(_load(picture.data, picture.number))
+        ticket.charge(_KEPT_BYTES * image.width * image.height)
+        return image
+    finally:
+        ticket.release(decoding)
+
+
+def _decode(source: str | bytes, number: int, most: int) -> bytes:
+    if isinstance(source, bytes):
+        if len(source) > most:
+            raise _too_large(number, most)
+        return source
     head = source[:256]
     if _SCHEME.match(head):
         message = "remote URLs are not fetched; send the image as base64 or a data URL"
@@ -84,8 +135,8 @@ def _decode(source: str, number: int, most: int) -> bytes:
     return data
 
 
-def _check_header(data: bytes, number: int, limits: Limits) -> int:
-    """Pixels of an image, from its header."""
+def _check_header(data: bytes, number: int, limits: Limits) -> tuple[int, int]:
+    """Width and height of an image, from its header."""
     from PIL import Image
 
     size = _early_size(data)
@@ -106,7 +157,7 @@ def _check_header(data: bytes, number: int, limits: Limits) -> int:
         raise _fault(number, "animated images are not supported")
     if data.count(_SCAN_MARKER) > _MAX_SCANS and data[:2] == b"\xff\xd8":
         raise _fault(number, f"a JPEG of more than {_MAX_SCANS} scans")
-    return found[0] * found[1]
+    return found
 
 
 def _check_pixels(size: tuple[int, int], number: int, limits: Limits) -> None:

@@ -19,13 +19,16 @@ if TYPE_CHECKING:
 
     from clefq.serving.http.observation import Observation
 
-STAGES = ("read", "encode", "queue", "engine", "answer")
+STAGES = ("read", "encode", "images", "queue", "engine", "answer")
 _SECONDS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60,
 )  # fmt: skip
 _TOKENS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 # Gauges of a backend that only ever grow.
-_COUNTERS = ("engine_restarts", "prompts_retried", "prompts_unanswered", "prompts_aborted")
+_COUNTERS = (
+    "engine_restarts", "prompts_retried", "prompts_unanswered", "prompts_aborted",
+    "prompts_answered", "batches",
+)  # fmt: skip
 _KEY = re.compile(r"(?P<name>[a-z][a-z0-9_]*)(?:\{(?P<label>[^{}]*)\})?")
 
 
@@ -33,14 +36,17 @@ class Metrics:
     """What `/metrics` exports.
 
     Args:
-        backend: For its gauges and what it runs.
+        backend: Gives the engines that answer now, for their gauges and what they run.
         admission: For what is in hand.
         registry: Where to register; a fresh one when None. Give the process's own
             (`prometheus_client.REGISTRY`) where another server's `/metrics` should show these.
     """
 
     def __init__(
-        self, backend: Backend, admission: Admission, registry: CollectorRegistry | None = None
+        self,
+        backend: Callable[[], Backend],
+        admission: Admission,
+        registry: CollectorRegistry | None = None,
     ) -> None:
         self.registry = registry if registry is not None else CollectorRegistry()
         if registry is None:  # the process's own registry has it already
@@ -49,6 +55,17 @@ class Metrics:
         self._requests = Counter(
             "clefq_requests", "Requests by route and HTTP status.", ["route", "status"],
             registry=register,
+        )  # fmt: skip
+        self._errors = Counter(
+            "clefq_errors", "Answers that are errors, by type.", ["type"], registry=register
+        )
+        self._clients = Counter(
+            "clefq_token_requests", "Requests by the token's name and HTTP status.",
+            ["token", "status"], registry=register,
+        )  # fmt: skip
+        self._refused = Counter(
+            "clefq_connections_refused", "Connections ended before a request, by error type.",
+            ["type"], registry=register,
         )  # fmt: skip
         self._seconds = Histogram(
             "clefq_request_seconds", "Time from the request's head to its answer, answered ones.",
@@ -71,7 +88,12 @@ class Metrics:
 
     def record(self, seen: Observation) -> None:
         """Counts one finished request."""
-        self._requests.labels(seen.route, str(seen.status)).inc()
+        status = str(seen.status)
+        self._requests.labels(seen.route, status).inc()
+        if seen.error is not None:
+            self._errors.labels(seen.error).inc()
+        if seen.client_name is not None:
+            self._clients.labels(seen.client_name, status).inc()
         if seen.input_tokens is None:
             return
         self._seconds.observe(seen.seconds)
@@ -82,18 +104,30 @@ class Metrics:
         self._images.inc(seen.images)
         self._truncated.inc(seen.truncated_tokens)
 
+    def refused(self, kind: str) -> None:
+        """Counts a connection that was ended before there was a request."""
+        self._refused.labels(kind).inc()
+
 
 class _Moment(Collector):
     """Numbers that are read when they are asked for."""
 
-    def __init__(self, backend: Backend, admission: Admission) -> None:
-        self._backend = backend
+    def __init__(self, backend: Callable[[], Backend], admission: Admission) -> None:
+        self._current = backend
         self._admission = admission
+
+    @property
+    def _backend(self) -> Backend:
+        return self._current()
 
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily(
-            "clefq_pending_requests", "Requests in hand: read, queued or run.",
+            "clefq_pending_requests", "Requests in hand: queued or run.",
             value=self._admission.pending,
+        )  # fmt: skip
+        yield GaugeMetricFamily(
+            "clefq_reading_requests", "Requests whose body is arriving.",
+            value=self._admission.reading,
         )  # fmt: skip
         yield GaugeMetricFamily(
             "clefq_pending_bytes", "Memory of their bodies and decoded images.",
@@ -147,6 +181,9 @@ _HELP = {
     "prompts_retried": "Prompts asked again because an engine died.",
     "prompts_unanswered": "Prompts answered 503: deadline, or two engines lost.",
     "prompts_aborted": "Prompts whose client went away.",
+    "prompts_answered": "Prompts that an engine has answered; by `batches`, the size of a step.",
+    "batches": "Groups of answers that an engine gave together.",
+    "engine_memory_bytes": "Resident memory of an engine's processes, without that of its GPU.",
     "in_flight": "Requests that an engine has.",
     "waiting": "Requests that wait for an engine.",
 }

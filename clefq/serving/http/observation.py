@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
-import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from clefq.serving.http.body import BodyReader
+from clefq.serving.http.logs import ACCESS_LOGGER, timed
 from clefq.serving.http.settings import Dialect
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-ACCESS_LOGGER = "clefq.access"
 _SOUND_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
 # The stages that `Server-Timing` states.
-_TIMED = ("encode", "queue", "engine", "answer")
+_TIMED = ("encode", "images", "queue", "engine", "answer")
+_TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(?:-.{0,200})?")
 CLIENT_GONE = 499
 """Status in log and metrics of a request whose client went away; no client ever sees it."""
 
@@ -46,6 +44,8 @@ class Observation:
         images: Sent.
         input_tokens: Of the prompt as run; None where nothing was answered.
         truncated_tokens: Cut from the state.
+        client_name: Of the token that asked, or `anybody`; None where nobody was let in.
+        trace: Trace id and span id of a sound `traceparent` header, or None.
     """
 
     id: str
@@ -61,6 +61,8 @@ class Observation:
     images: int = 0
     input_tokens: int | None = None
     truncated_tokens: int = 0
+    client_name: str | None = None
+    trace: tuple[str, str] | None = None
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -89,10 +91,18 @@ def request_id(given: str | None) -> str:
     return given if given and _SOUND_ID.fullmatch(given) else uuid.uuid4().hex
 
 
+def trace_of(given: str | None) -> tuple[str, str] | None:
+    """Trace id and span id of a `traceparent` header (W3C Trace Context); None for another one."""
+    found = _TRACE.fullmatch(given or "")
+    if found is None or given is None or given.startswith("ff"):
+        return None
+    trace, span = found[1], found[2]
+    return None if trace.strip("0") == "" or span.strip("0") == "" else (trace, span)
+
+
 def log_access(request: Request, seen: Observation) -> None:
-    """Writes one JSON line: who, what, how long; never a body, a query or a token."""
+    """Writes one line: who, what, how long; never a body, a query or a token."""
     entry: dict[str, Any] = {
-        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "id": seen.id,
         "client": request.client.host if request.client else None,
         "method": request.method,
@@ -101,6 +111,10 @@ def log_access(request: Request, seen: Observation) -> None:
         "seconds": round(seen.seconds, 6),
         "body_bytes": seen.body.size,
     }
+    if seen.client_name is not None:
+        entry["token"] = seen.client_name
+    if seen.trace is not None:
+        entry |= {"trace_id": seen.trace[0], "parent_id": seen.trace[1]}
     if seen.error is not None:
         entry["error"] = seen.error
     if seen.input_tokens is not None:
@@ -112,14 +126,9 @@ def log_access(request: Request, seen: Observation) -> None:
             "truncated_tokens": seen.truncated_tokens,
             "stages": {name: round(seconds, 6) for name, seconds in seen.stages.items()},
         }
-    logging.getLogger(ACCESS_LOGGER).info(json.dumps(entry, separators=(",", ":")))
+    write_entry(entry)
 
 
-def access_log_to(stream: TextIO = sys.stdout) -> None:
-    """Sends the access log to a stream, one JSON object a line and nothing else on it."""
-    logger = logging.getLogger(ACCESS_LOGGER)
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    logger.handlers = [handler]
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
+def write_entry(entry: Mapping[str, Any]) -> None:
+    """Writes one line of the access log, with the time in front."""
+    logging.getLogger(ACCESS_LOGGER).info("%s", timed(entry))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from clefq.clef.json_values import DuplicateKeyError, Fault, find_faults, load_json
@@ -17,12 +18,12 @@ from clefq.serving.http.errors import (
     UNSUPPORTED,
     ApiError,
 )
+from clefq.serving.http.multipart import place_assets
 from clefq.serving.http.settings import Dialect, Limits
 
 # Fields of other APIs: to ignore them would change answers without a word.
 _REFUSED = {
     "media_kwargs": "media_kwargs are not supported; the checkpoint's own settings are used",
-    "assets": "assets are not supported; send images as base64 or data URLs in `images`",
 }
 
 
@@ -33,21 +34,26 @@ class Ask:
     Attributes:
         model: The model's name as given; None when it was left out.
         record: State and questions; it names as many images as there are.
-        images: Base64 texts and data URLs, in prompt order.
+        images: Base64 texts, data URLs and, from a multipart body, files; in prompt order.
+        chars: Of the body's JSON: no text in it is longer.
     """
 
     model: str | None
     record: Record
-    images: tuple[str, ...]
+    images: tuple[str | bytes, ...]
+    chars: int = 0
 
 
-def parse_ask(raw: bytes, dialect: Dialect, limits: Limits) -> Ask:
+def parse_ask(
+    raw: bytes, dialect: Dialect, limits: Limits, files: Mapping[str, bytes] = MappingProxyType({})
+) -> Ask:
     """Reads a body.
 
     Args:
-        raw: The body, decompressed.
+        raw: The body's JSON, decompressed.
         dialect: `typesafe` also holds the text fields to the hosted API's types.
         limits: What a request may hold.
+        files: Further parts of a multipart body, by name.
 
     Raises:
         ApiError: Not JSON, too large, unsupported, or with every fault of its fields.
@@ -65,15 +71,17 @@ def parse_ask(raw: bytes, dialect: Dialect, limits: Limits) -> Ask:
     if faults:  # deeper checks could trip over values that are not JSON at all
         raise ApiError(INVALID_REQUEST, faults)
     _refuse_unsupported(body)
+    placed = place_assets(body, files, limits.max_images)
     faults += _top_faults(body, dialect)
     faults += _image_faults(images, limits)
     questions, question_faults = _questions(body, dialect, limits)
     faults += question_faults
     if faults:
         raise ApiError(INVALID_REQUEST, faults)
-    names = tuple(f"image-{number}" for number in range(len(images)))
+    sources = (*images, *placed)
+    names = tuple(f"image-{number}" for number in range(len(sources)))
     record = Record("request", "request", body["state"], questions, names)
-    return Ask(body.get("model"), record, tuple(images))
+    return Ask(body.get("model"), record, sources, len(raw) - media)
 
 
 def _load(raw: bytes, limits: Limits) -> dict[str, Any]:
@@ -91,7 +99,9 @@ def _load(raw: bytes, limits: Limits) -> dict[str, Any]:
     except RecursionError as error:
         raise ApiError.of(INVALID_JSON, "nested too deeply") from error
     except ValueError as error:  # NaN, Infinity, or an integer of thousands of digits
-        raise ApiError.of(INVALID_JSON, f"not valid JSON: {error}") from error
+        # the interpreter's own words for the last name a function of its own
+        why = "an integer has too many digits" if "digits" in str(error) else str(error)
+        raise ApiError.of(INVALID_JSON, f"not valid JSON: {why}") from error
     if not isinstance(value, dict):
         raise ApiError.of(INVALID_REQUEST, "the body must be a JSON object")
     return value

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter
+from fastapi.routing import APIRoute
 from prometheus_client.exposition import choose_encoder
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -22,7 +23,13 @@ from clefq.serving.http.answers import encode_json
 from clefq.serving.http.backend import ServerInfo
 from clefq.serving.http.body import BodyReader
 from clefq.serving.http.errors import ApiError
-from clefq.serving.http.observation import CLIENT_GONE, Observation, log_access, request_id
+from clefq.serving.http.observation import (
+    CLIENT_GONE,
+    Observation,
+    log_access,
+    request_id,
+    trace_of,
+)
 from clefq.serving.http.service import ClientGoneError, Service
 from clefq.serving.http.settings import Limits
 
@@ -32,7 +39,11 @@ STATE_KEY = "clefq_service"
 ASK = "/v1/systemone"
 MODELS = "/v1/models"
 HEALTH = "/health"
+READY = "/readyz"
+LIVE = "/livez"
 METRICS = "/metrics"
+PROBES = (HEALTH, READY, LIVE, METRICS)
+"""Routes that machines ask all day; they need no token and are not logged by default."""
 
 _JSON = "application/json"
 # What a refused client may still send before its connection is closed.
@@ -74,7 +85,7 @@ def operations_router() -> APIRouter:
     )
     async def models(request: Request) -> Response:
         async def work(service: Service, seen: Observation) -> Response:
-            service.authorize(request.headers)
+            seen.client_name = service.authorize(request.headers)
             if service.backend.state == "starting":
                 service.check_open()
             return Response(encode_json(models_body(service.backend.info)), media_type=_JSON)
@@ -83,15 +94,27 @@ def operations_router() -> APIRouter:
 
     @router.get(
         HEALTH,
-        summary="200 once an engine is warm; 503 while starting and draining",
+        summary="As /readyz",
         responses=openapi.error_responses((errors.UNAVAILABLE,)),
     )
-    async def health(request: Request) -> Response:
+    @router.get(
+        READY,
+        summary="200 once every engine is warm; 503 while starting and draining",
+        responses=openapi.error_responses((errors.UNAVAILABLE,)),
+    )
+    async def ready(request: Request) -> Response:
         async def work(service: Service, seen: Observation) -> Response:
             service.check_open()
             return Response(encode_json({"status": "ready"}), media_type=_JSON)
 
-        return await observed(request, HEALTH, work)
+        return await observed(request, request.url.path, work)
+
+    @router.get(LIVE, summary="200 for as long as the server answers at all")
+    async def live(request: Request) -> Response:
+        async def work(service: Service, seen: Observation) -> Response:
+            return Response(encode_json({"status": service.backend.state}), media_type=_JSON)
+
+        return await observed(request, LIVE, work)
 
     @router.get(METRICS, summary="Prometheus metrics", response_class=Response)
     async def metrics(request: Request) -> Response:
@@ -103,7 +126,17 @@ def operations_router() -> APIRouter:
 
         return await observed(request, METRICS, work)
 
+    answer_head(router)
     return router
+
+
+def answer_head(router: APIRouter) -> None:
+    """Lets every GET route answer HEAD as well (RFC 9110 §9.3.2)."""
+    for route in [one for one in router.routes if isinstance(one, APIRoute)]:
+        if route.methods == {"GET"}:
+            router.add_api_route(
+                route.path, route.endpoint, methods=["HEAD"], include_in_schema=False
+            )
 
 
 async def observed(request: Request, route: str, work: Work) -> Response:
@@ -114,9 +147,12 @@ async def observed(request: Request, route: str, work: Work) -> Response:
         seen = Observation(request_id(None), route, "release", BodyReader(request.receive))
         return _error_response(error, seen)
     assert isinstance(service, Service)
-    given = request.headers.get("x-request-id")
+    headers = request.headers
     body = BodyReader(request.receive)
-    seen = Observation(request_id(given), route, service.dialect(request.headers), body)
+    seen = Observation(
+        request_id(headers.get("x-request-id")), route, service.dialect(headers), body
+    )
+    seen.trace = trace_of(headers.get("traceparent"))
     try:
         response = await work(service, seen)
         response.headers.update(seen.headers())
@@ -129,10 +165,13 @@ async def observed(request: Request, route: str, work: Work) -> Response:
         _log.exception("request %s failed", seen.id)
         message = f"the server failed; its log has the cause under request id {seen.id}"
         response = _error_response(ApiError.of(errors.INTERNAL, message), seen)
+    if service.backend.state == "draining":
+        response.headers["connection"] = "close"
     seen.status = response.status_code
     seen.seconds = time.perf_counter() - seen.started
     service.metrics.record(seen)
-    if service.settings.access_log:
+    settings = service.settings
+    if settings.access_log and (settings.log_probes or route not in PROBES):
         log_access(request, seen)
     return response
 
@@ -159,6 +198,7 @@ def models_body(info: ServerInfo) -> dict[str, Any]:
         "dtype": info.dtype,
         "device": info.device,
         "scheme": info.scheme,
+        "sha256": info.sha256,
         "max_length": info.max_length,
         "max_images": info.max_images,
     }

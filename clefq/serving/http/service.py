@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import hashlib
-import hmac
+import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.responses import Response
@@ -20,13 +22,17 @@ from clefq.serving.http import errors
 from clefq.serving.http.admission import Admission, Ticket
 from clefq.serving.http.answers import Style, Usage, encode_json, response_body
 from clefq.serving.http.backend import Backend, EngineDown, Scores
-from clefq.serving.http.body import check_head, decompress
+from clefq.serving.http.body import BodyForm, check_head, decompress
+from clefq.serving.http.clients import Clients
 from clefq.serving.http.errors import ApiError
-from clefq.serving.http.images import read_images
+from clefq.serving.http.images import Picture, load_picture, read_pictures
+from clefq.serving.http.length import refuse_hopeless
 from clefq.serving.http.metrics import Metrics
+from clefq.serving.http.multipart import read_form
 from clefq.serving.http.observation import Observation
 from clefq.serving.http.request import Ask, parse_ask
 from clefq.serving.http.settings import DIALECTS, Dialect, ServerSettings
+from clefq.serving.image_tokens import ImageShapeError
 from clefq.serving.layout import LayoutError, split_flat
 
 if TYPE_CHECKING:
@@ -40,8 +46,9 @@ if TYPE_CHECKING:
 DIALECT_HEADER = "x-clefq-dialect"
 PRECISION_HEADER = "x-clefq-precision"
 PRECISIONS = ("rounded", "full")
-# More than a token of any usual text has.
-_CHARS_PER_TOKEN = 32
+# Bytes from which on a body is read and encoded behind the others.
+_LARGE_BODY = 256 * 1024
+_LOW_PRIORITY = 10
 # Seconds after which a client of a server that starts or drains should come back.
 _COME_BACK = {"retry-after": "5"}
 
@@ -56,6 +63,20 @@ class ClientGoneError(Exception):
 class _Prepared:
     ask: Ask
     prompt: Prompt
+    files: tuple[Picture, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What answers, changed as a whole: a prompt is for the engines of its own checkpoint.
+
+    Attributes:
+        backend: The engines.
+        prompts: Of the same checkpoint.
+    """
+
+    backend: Backend
+    prompts: PromptMaker
 
 
 class Service:
@@ -75,14 +96,24 @@ class Service:
         settings: ServerSettings,
         registry: CollectorRegistry | None = None,
     ) -> None:
-        self.backend = backend
+        self.model = Model(backend, prompts)
         self.settings = settings
-        self.admission = Admission(settings.max_pending, settings.max_pending_bytes)
-        self.metrics = Metrics(backend, self.admission, registry)
-        self._prompts = prompts
+        self.admission = Admission(
+            settings.max_pending, settings.max_pending_bytes, max_reading=settings.max_reading
+        )
+        self.clients = Clients(settings.tokens)
+        self.metrics = Metrics(lambda: self.model.backend, self.admission, registry)
+        self._hosts = frozenset(host.lower() for host in settings.allowed_hosts)
         self._pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="clefq-http")
-        # digests have one length, so that comparing them takes one time
-        self._tokens = tuple(_digest(token) for token in settings.bearer_tokens)
+        # what takes seconds, behind everything that does not
+        self._slow_pool = ThreadPoolExecutor(
+            settings.image_threads, thread_name_prefix="clefq-slow", initializer=_yield_to_others
+        )
+
+    @property
+    def backend(self) -> Backend:
+        """The engines that answer now."""
+        return self.model.backend
 
     async def warm(self) -> None:
         """Loads what the first request would otherwise wait for.
@@ -91,12 +122,20 @@ class Service:
             CheckpointError: Images may be sent, and the folder has no processor settings.
         """
         await self._run(_warm_softmax)
-        if self.settings.limits.max_images and self._prompts.max_images:
-            await self._run(self._prompts.image_tokens)
+        await self.warm_model(self.model)
         # What is loaded by now stays. A full collection would go through all of it, and hold every
         # request up for 0.2 s whenever a large body was read.
         gc.collect()
         gc.freeze()
+
+    async def warm_model(self, model: Model) -> None:
+        """Loads what the first image of a model would otherwise wait for.
+
+        Raises:
+            CheckpointError: Images may be sent, and the folder has no processor settings.
+        """
+        if self.settings.limits.max_images and model.prompts.max_images:
+            await self._run(model.prompts.image_tokens)
 
     def close(self) -> None:
         """Ends the threads, and lets the interpreter collect what `warm` has frozen.
@@ -104,7 +143,8 @@ class Service:
         Extension modules whose objects are still there when it ends complain at length, below the
         error that the user should read.
         """
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._slow_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
         gc.unfreeze()
 
     def dialect(self, headers: Headers) -> Dialect:
@@ -112,32 +152,22 @@ class Service:
         wanted = headers.get(DIALECT_HEADER, "").strip().lower()
         return next((name for name in DIALECTS if name == wanted), self.settings.dialect)
 
-    def authorize(self, headers: Headers) -> None:
-        """Checks the bearer token, where the server asks for one.
+    def authorize(self, headers: Headers) -> str:
+        """Checks the host and, where the server asks for one, the bearer token; says who it is.
 
         Raises:
-            ApiError: None given, or a wrong one.
+            ApiError: Another host, no token, or a wrong one.
         """
-        if not self._tokens:
-            return
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = _digest(token.strip())
-        # every token is compared, whichever matches
-        matches = [hmac.compare_digest(given, known) for known in self._tokens]
-        if scheme.lower() != "bearer" or not any(matches):
-            raise ApiError.of(
-                errors.UNAUTHENTICATED,
-                "give the server's token as `Authorization: Bearer TOKEN`",
-                headers={"www-authenticate": "Bearer"},
-            )
+        self._check_host(headers)
+        return self.clients.token_of(headers).name
 
-    def check_open(self) -> None:
-        """Refuses while the server starts or drains.
+    def check_open(self, model: Model | None = None) -> None:
+        """Whether requests are taken now.
 
         Raises:
-            ApiError: It does.
+            ApiError: Starting or draining.
         """
-        state = self.backend.state
+        state = (model or self.model).backend.state
         if state != "ready":
             raise _unavailable(f"the server is {state}")
 
@@ -148,32 +178,70 @@ class Service:
             ApiError: Anything that is answered with an error.
             ClientGoneError: There is nobody left to answer.
         """
-        self.authorize(request.headers)
+        self._check_host(request.headers)
+        token = self.clients.token_of(request.headers)
+        seen.client_name = token.name
+        self.clients.take(token)
         style = self._style(request.headers)
         self.check_open()
-        encoding = check_head(request.headers, self.settings.limits.max_body_bytes)
-        with self.admission.enter() as ticket:
-            prepared = await self._take(encoding, style.dialect, ticket, seen)
-            scores = await self._score(request, prepared.prompt, seen)
+        form = check_head(request.headers, self.settings.limits.max_body_bytes)
+        with self.admission.read(seen.body.hurry) as ticket:
+            raw = await self._read(seen, ticket)
+            # a request belongs to the model that runs when it has arrived
+            model = self.model
+            self.check_open(model)
+            prepared = await self._prepare_all(model, raw, form, style.dialect, ticket, seen)
+            del raw
+            scores = await self._score(request, model, prepared.prompt, seen)
             with seen.stage("answer"):
-                body = await self._run(lambda: self._body(prepared, scores, style))
+                body = await self._run(lambda: self._body(model, prepared, scores, style))
             seen.input_tokens = scores.input_tokens
             ticket.answered = True
         return Response(body, media_type="application/json")
 
-    async def _take(
-        self, encoding: str, dialect: Dialect, ticket: Ticket, seen: Observation
-    ) -> _Prepared:
-        """Reads, checks and encodes; the body is gone when this returns."""
-        most = self.settings.limits.max_body_bytes
+    def _check_host(self, headers: Headers) -> None:
+        if not self._hosts:
+            return
+        host = headers.get("host", "").lower()
+        name = host if host.endswith("]") else host.rpartition(":")[0] or host
+        if host not in self._hosts and name not in self._hosts:
+            raise ApiError.of(errors.WRONG_HOST, "this host name is not served here")
+
+    async def _read(self, seen: Observation, ticket: Ticket) -> bytes:
         with seen.stage("read"):
+            most = self.settings.limits.max_body_bytes
             raw = await seen.body.read(most, self.settings.body_seconds, ticket.charge)
+        ticket.enter()
+        return raw
+
+    async def _prepare_all(
+        self,
+        model: Model,
+        raw: bytes,
+        form: BodyForm,
+        dialect: Dialect,
+        ticket: Ticket,
+        seen: Observation,
+    ) -> _Prepared:
+        """Checks and encodes, and decodes the images."""
+        # a large one must not keep the others waiting
+        pool = self._pool if len(raw) <= _LARGE_BODY else self._slow_pool
         with seen.stage("encode"):
-            prepared = await self._run(lambda: self._prepare(raw, encoding, dialect, ticket))
+            prepared = await self._run(
+                lambda: self._prepare(model, raw, form, dialect, ticket), pool
+            )
         seen.questions = len(prepared.ask.record.questions)
-        seen.images = len(prepared.ask.record.images)
+        seen.images = len(prepared.files)
         seen.truncated_tokens = prepared.prompt.encoded.truncated_tokens
-        return prepared
+        if not prepared.files:
+            return prepared
+        with seen.stage("images"):
+            fit = model.prompts.image_tokens().fit
+            images = [
+                await self._run(partial(load_picture, picture, fit, ticket), self._slow_pool)
+                for picture in prepared.files
+            ]
+        return replace(prepared, prompt=replace(prepared.prompt, images=tuple(images)), files=())
 
     def _style(self, headers: Headers) -> Style:
         for name, known in ((DIALECT_HEADER, DIALECTS), (PRECISION_HEADER, PRECISIONS)):
@@ -184,24 +252,34 @@ class Service:
         full = headers.get(PRECISION_HEADER, "").strip().lower() == "full"
         return Style(self.dialect(headers), full)
 
-    def _prepare(self, raw: bytes, encoding: str, dialect: Dialect, ticket: Ticket) -> _Prepared:
+    def _prepare(
+        self, model: Model, raw: bytes, form: BodyForm, dialect: Dialect, ticket: Ticket
+    ) -> _Prepared:
         limits = self.settings.limits
-        text = decompress(raw, encoding, limits.max_body_bytes)
-        if encoding != "identity":
+        text = decompress(raw, form.encoding, limits.max_body_bytes)
+        if form.encoding != "identity":
             ticket.charge(len(text))
-        info = self.backend.info
+        info = model.backend.info
         limits = replace(limits, max_images=min(limits.max_images, info.max_images))
-        ask = parse_ask(text, dialect, limits)
+        files: dict[str, bytes] = {}
+        if form.boundary is not None:
+            text, files = read_form(text, form.boundary, limits.max_images)
+        ask = parse_ask(text, dialect, limits, files)
         if ask.model is not None and ask.model not in info.names:
             message = f"the model {ask.model!r} is not served here; see /v1/models"
             raise ApiError.of(errors.NO_MODEL, message, "model")
-        images = read_images(ask.images, limits, ticket.charge)
+        pictures = read_pictures(ask.images, limits)
         # the base64 texts are of no more use, and are most of what a request holds
         ask = replace(ask, images=())
         spec = EncodeSpec(info.max_length, self.settings.truncate_state)
-        self._refuse_hopeless(ask, spec)
         try:
-            return _Prepared(ask, self._prompts.prompt(ask.record, images, spec))
+            refuse_hopeless(model.prompts.tokenizer, ask, spec)
+            sizes = [picture.size for picture in pictures]
+            return _Prepared(ask, model.prompts.sized_prompt(ask.record, sizes, spec), pictures)
+        except ImageShapeError as error:
+            raise ApiError.of(
+                errors.INVALID_REQUEST, error.message, "images", error.number
+            ) from error
         except RecordTooLongError as error:
             raise _too_long(error) from error
         except RecordError as error:
@@ -209,24 +287,10 @@ class Service:
         except InputError as error:
             raise _encode_fault(error, "images") from error
 
-    def _refuse_hopeless(self, ask: Ask, spec: EncodeSpec) -> None:
-        """Refuses a state that is far too long by its first part: to count all of it takes seconds.
-
-        What follows the part changes only its last token, and twice the limit leaves room for
-        texts of unusual tokens.
-        """
-        text = render(ask.record.state)
-        most = _CHARS_PER_TOKEN * spec.max_length
-        if spec.truncate_state or len(text) <= most:
-            return
-        if len(self._prompts.tokenizer.encode(text[:most])) > 2 * spec.max_length:
-            message = f"the prompt takes more than {2 * spec.max_length} tokens"
-            raise ApiError.of(
-                errors.TOO_LONG, f"{message}, the limit is {spec.max_length}", "state"
-            )
-
-    async def _score(self, request: Request, prompt: Prompt, seen: Observation) -> Scores:
-        scoring = asyncio.ensure_future(self.backend.score(prompt, seen.id))
+    async def _score(
+        self, request: Request, model: Model, prompt: Prompt, seen: Observation
+    ) -> Scores:
+        scoring = asyncio.ensure_future(model.backend.score(prompt, seen.id))
         gone = asyncio.ensure_future(_disconnected(request))
         try:
             await asyncio.wait(
@@ -250,7 +314,7 @@ class Service:
         seen.stages["engine"] = scores.engine_seconds
         return scores
 
-    def _body(self, prepared: _Prepared, scores: Scores, style: Style) -> bytes:
+    def _body(self, model: Model, prepared: _Prepared, scores: Scores, style: Style) -> bytes:
         encoded = prepared.prompt.encoded
         try:
             logits = split_flat(scores.flat, encoded)
@@ -262,12 +326,18 @@ class Service:
         usage = Usage(scores.input_tokens, encoded.truncated_tokens)
         given = prepared.ask.model
         # the release repeats the request's name, the hosted API states the model behind it
-        model = given if given and style.dialect == "release" else self.backend.info.names[0]
+        name = given if given and style.dialect == "release" else model.backend.info.names[0]
         questions = prepared.ask.record.questions
-        return encode_json(response_body(model, questions, logits, usage, style))
+        return encode_json(response_body(name, questions, logits, usage, style))
 
-    async def _run(self, work: Callable[[], _T]) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+    async def _run(self, work: Callable[[], _T], pool: ThreadPoolExecutor | None = None) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(pool or self._pool, work)
+
+
+def _yield_to_others() -> None:
+    """Lowers the priority of the thread that calls it, where the system has one per thread."""
+    with suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
 
 
 def _warm_softmax() -> None:
@@ -311,7 +381,3 @@ def _encode_fault(error: InputError, path: str) -> ApiError:
 
 def _unavailable(message: str) -> ApiError:
     return ApiError.of(errors.UNAVAILABLE, message, headers=_COME_BACK)
-
-
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Literal
 
 from clefq.errors import InputError
+from clefq.serving.http.tokens import Token
 
 Dialect = Literal["release", "typesafe"]
 DIALECTS: tuple[Dialect, ...] = ("release", "typesafe")
@@ -16,6 +16,12 @@ DIALECTS: tuple[Dialect, ...] = ("release", "typesafe")
 MIB = 1 << 20
 # Seconds; nobody means less.
 _SHORTEST = 0.01
+# What a fault is called where an option of `clefq serve` sets it.
+_OPTIONS = {
+    "max_pending": "--max-queue",
+    "max_connections": "--max-connections",
+    "answer_seconds": "--request-timeout",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,7 @@ class Limits:
         max_text_bytes: Bytes of a body without its images.
         max_values: JSON values of a body (counted by its commas, before it is read).
         max_image_pixels: Pixels of one image, read from its header before it is decoded.
+        max_images_pixels: Pixels of all images of a request.
         image_formats: As Pillow names them.
     """
 
@@ -48,10 +55,36 @@ class Limits:
     max_text_bytes: int = 4 * MIB
     max_values: int = 100_000
     max_image_pixels: int = 24_000_000
+    max_images_pixels: int = 48_000_000
     image_formats: tuple[str, ...] = ("PNG", "JPEG", "WEBP")
 
     def __post_init__(self) -> None:
         _check_positive(self, "limits", {"max_images": 0, "max_options": 2, "max_levels": 2})
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What a connection may do, whoever is behind it.
+
+    Attributes:
+        max_connections: At a time; beyond it the one that has been idle longest is closed.
+        max_headers: Of a request.
+        max_header_bytes: Of a request's head.
+        header_seconds: From the first byte of a head to its last.
+        idle_seconds: Between requests, and before the first; longer than the idle time of common
+            load balancers, so that they close first.
+        send_seconds: That a client may take to read an answer.
+    """
+
+    max_connections: int = 4096
+    max_headers: int = 100
+    max_header_bytes: int = 32 * 1024
+    header_seconds: float = 10.0
+    idle_seconds: float = 75.0
+    send_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "connection limits", {"max_header_bytes": 1024})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,25 +96,41 @@ class ServerSettings:
         truncate_state: Cut the end of an over-long state, as the release does silently, and say
             so in the answer; otherwise an over-long request is an error.
         limits: Of one request.
-        bearer_tokens: Tokens that `/v1/` asks for, any of them; none asked for when empty.
-        max_pending: Requests that are read, queued and run at a time; the next one gets 429.
+        bearer_tokens: Tokens that `/v1/` asks for, any of them, as texts or with names and rates;
+            none asked for when empty.
+        allowed_hosts: Values of `Host` that `/v1/` answers to; any when empty.
+        allowed_origins: Origins whose pages may ask (CORS); none when empty, `*` for all.
+        connections: See `ConnectionLimits`.
+        max_pending: Requests that are queued and run at a time; the next one gets 429.
         max_pending_bytes: Memory that their bodies and decoded images may take together.
+        max_reading: Bodies that arrive at a time; beyond it the slowest makes way.
         body_seconds: Time that a body may take to arrive.
         answer_seconds: Time that the engines may take for one request.
         threads: That read, decode, tokenize and answer, outside the event loop.
-        access_log: One JSON line per request to the logger `clefq.access`.
+        image_threads: That decode and resize images, at a low priority.
+        escape_special_tokens: Special tokens written out in a request stay text, where the
+            release turns them into the tokens.
+        access_log: One line per request to the logger `clefq.access`.
+        log_probes: Also for health checks and metrics.
     """
 
     dialect: Dialect = "release"
     truncate_state: bool = False
     limits: Limits = field(default_factory=Limits)
-    bearer_tokens: tuple[str, ...] = field(default=(), repr=False)
+    bearer_tokens: tuple[str | Token, ...] = field(default=(), repr=False)
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     max_pending: int = 256
     max_pending_bytes: int = 1024 * MIB
+    max_reading: int = 1024
     body_seconds: float = 30.0
     answer_seconds: float = 300.0
     threads: int = field(default_factory=lambda: min(8, (os.cpu_count() or 1) + 1))
+    image_threads: int = field(default_factory=lambda: max(1, (os.cpu_count() or 1) // 4))
+    escape_special_tokens: bool = False
     access_log: bool = True
+    log_probes: bool = False
 
     def __post_init__(self) -> None:
         if self.dialect not in DIALECTS:
@@ -89,12 +138,21 @@ class ServerSettings:
                 f"server settings: dialect is {self.dialect!r}, expected one of "
                 f"{', '.join(DIALECTS)}."
             )
-        if any(not token.strip() or not token.isascii() for token in self.bearer_tokens):
+        secrets = [token.secret for token in self.tokens]
+        if any(not secret.strip() or not secret.isascii() for secret in secrets):
             raise InputError(
                 "server settings: a bearer token is empty or not ASCII.",
                 fix="make one with `openssl rand -hex 32`.",
             )
         _check_positive(self, "server settings", {})
+
+    @property
+    def tokens(self) -> tuple[Token, ...]:
+        """The bearer tokens, each with a name."""
+        return tuple(
+            Token(f"token-{number}", token) if isinstance(token, str) else token
+            for number, token in enumerate(self.bearer_tokens, start=1)
+        )
 
 
 def limits_from(pairs: Sequence[str]) -> Limits:
@@ -120,40 +178,9 @@ def limits_from(pairs: Sequence[str]) -> Limits:
     return replace(Limits(), **given)  # type: ignore[arg-type]  # the names are those of numbers
 
 
-def tokens_from(given: Sequence[str], variable: str | None, file: Path | None) -> tuple[str, ...]:
-    """Bearer tokens from everywhere that they may be given, each once.
-
-    Args:
-        given: From options.
-        variable: The environment variable's value, one token, or None.
-        file: `--token-file`, with tokens between white space, or None.
-
-    Raises:
-        InputError: The file cannot be read or holds none, or the variable is empty.
-    """
-    found = [*given]
-    if variable is not None:
-        if not variable.strip():
-            # what a deployment forgot to fill in must not mean an open server
-            raise InputError(
-                "the environment variable for the token is set but empty.",
-                fix="fill it in, or unset it.",
-            )
-        found.append(variable.strip())
-    if file is not None:
-        try:
-            lines = file.read_text(encoding="utf-8").split()
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise InputError(f"cannot read --token-file {file}: {reason}.") from error
-        if not lines:
-            # an empty file must not mean an open server
-            raise InputError(f"--token-file {file} holds no token.", fix="one token a line.")
-        found += lines
-    return tuple(dict.fromkeys(found))
-
-
-def _check_positive(settings: Limits | ServerSettings, what: str, least: dict[str, int]) -> None:
+def _check_positive(
+    settings: Limits | ConnectionLimits | ServerSettings, what: str, least: dict[str, int]
+) -> None:
     faults = []
     for item in fields(settings):
         value = getattr(settings, item.name)
@@ -162,6 +189,7 @@ def _check_positive(settings: Limits | ServerSettings, what: str, least: dict[st
         lowest = least.get(item.name, 1 if isinstance(value, int) else _SHORTEST)
         # written so that NaN is refused too
         if not value >= lowest:
-            faults.append(f"{item.name} is {value}, expected at least {lowest}")
+            name = _OPTIONS.get(item.name, item.name)
+            faults.append(f"{name} is {value}, expected at least {lowest}")
     if faults:
         raise InputError(f"{what}: {faults[0]}.", faults=faults[1:])

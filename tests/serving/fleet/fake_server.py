@@ -1,4 +1,7 @@
-"""`clefq serve` with fake engines: `python -m tests.serving.fleet.fake_server PORT FAKE…`."""
+"""`clefq serve` with fake engines: `python -m tests.serving.fleet.fake_server PORT FAKE…`.
+
+The environment may name a FOLDER to serve, a TOKEN_FILE, a CERTIFICATE and its KEY.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,17 @@ from pathlib import Path
 
 import clefq.nano
 from clefq.errors import ClefqError
-from clefq.serving.fleet.fleet import Fleet
+from clefq.serving.fleet import front
+from clefq.serving.fleet.assembly import Plan
+from clefq.serving.fleet.fingerprint import fingerprint
+from clefq.serving.fleet.front import Door, run_server
 from clefq.serving.fleet.process import Launch
-from clefq.serving.fleet.server import Address, FrontServer, listen
+from clefq.serving.fleet.server import Address, Certificate, listen
 from clefq.serving.fleet.spec import Card, FleetSpec, Timeouts
 from clefq.serving.fleet.wire import Start
-from clefq.serving.http.app import create_app
+from clefq.serving.http.logs import log_to
 from clefq.serving.http.settings import ServerSettings
+from clefq.serving.http.tokens import tokens_from
 from clefq.serving.prompts import PromptMaker
 from clefq.serving.settings import ServeSettings
 
@@ -27,21 +34,39 @@ def log(line: str) -> None:
     print(line, flush=True)
 
 
+def named(variable: str) -> Path | None:
+    return Path(os.environ[variable]) if variable in os.environ else None
+
+
+def no_processor(folder: Path, max_images: int, **options: bool) -> PromptMaker:
+    prompts = PromptMaker(folder, 1, **options)
+    prompts.folder = Path("/nowhere")
+    return prompts
+
+
 async def main(port: int, fakes: list[str]) -> int:
-    folder = Path(clefq.nano.__file__).parent / "weights"
+    folder = named("FOLDER") or Path(clefq.nano.__file__).parent / "weights"
     launches = [Launch(COMMAND, {**os.environ, "FAKE": json.dumps(json.loads(f))}) for f in fakes]
     timeouts = Timeouts(start=20, request=20, stall=20, stop=5)
-    start = Start(folder, ServeSettings(max_length=2048, max_images=0))
-    fleet = Fleet(FleetSpec(start, launches, Card(("nano",), "bf16"), timeouts), log)
-    settings = ServerSettings(access_log=False)
-    prompts = PromptMaker(folder, 0)
+    start = Start(
+        folder, ServeSettings(max_length=2048, max_images=0), fingerprint=fingerprint(folder)
+    )
+    spec = FleetSpec(start, launches, Card(("nano",), "bf16"), timeouts, max_restarts=1)
+    tokens = named("TOKEN_FILE")
+    settings = ServerSettings(
+        access_log=False, bearer_tokens=tokens_from((), None, tokens) if tokens else ()
+    )
     if os.environ.get("FAKE_SERVER") == "no processor":
-        prompts = PromptMaker(folder, 1)
-        prompts.folder = Path("/nowhere")
-    app = create_app(fleet, prompts, settings, on_failure=lambda error: server.fail(error))
-    listener = listen(Address("127.0.0.1", port))
-    server = FrontServer(app, fleet, lambda: log("ready"), log, grace=30)
-    return await server.run(listener)
+        front.PromptMaker = no_processor  # type: ignore[assignment,misc]
+    certificate, key = named("CERTIFICATE"), named("KEY")
+    door = Door(
+        listen(Address("127.0.0.1", port)),
+        Certificate(certificate, key) if certificate and key else None,
+        tokens,
+    )
+    log_to("text", sys.stdout, sys.stdout)
+    plan = Plan(spec, "bf16", ())
+    return await run_server(plan, settings, door, lambda fleet, url: log(f"ready {url}"), log)
 
 
 if __name__ == "__main__":

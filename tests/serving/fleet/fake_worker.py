@@ -20,6 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
+from clefq.errors import ClefqError
+from clefq.serving.fleet.fingerprint import check_unchanged
 from clefq.serving.fleet.wire import Abort, Answer, Ask, Channel, Failed, Ready, Start, Stop
 from clefq.serving.fleet.worker import end_group, end_with
 
@@ -60,6 +62,12 @@ async def main(end: socket.socket) -> int:
     if "crash" in FAKE:
         print("a line before", flush=True)
         raise RuntimeError(FAKE["crash"])
+    try:
+        check_unchanged(start)
+    except ClefqError as error:
+        channel.send(Failed(error.message, error.fix))
+        await channel.flush()
+        return 1
     if "fail" in FAKE or 1 < starts <= 1 + FAKE.get("starts", 0):
         channel.send(Failed(FAKE.get("fail", "not yet"), "try less"))
         await channel.flush()

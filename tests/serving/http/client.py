@@ -14,7 +14,8 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
-from clefq.serving.http.app import create_app
+from clefq.serving.http.app import create_app, service_of
+from clefq.serving.http.connection import connections_of
 from clefq.serving.http.settings import ServerSettings
 from clefq.serving.prompts import PromptMaker
 from tests.serving.http.fake import FakeBackend
@@ -75,11 +76,19 @@ class Asker:
 
 @contextmanager
 def listening(app: FastAPI) -> Iterator[int]:
-    """Runs an app under uvicorn, in a thread; yields its port."""
+    """Runs an app as the front process does, in a thread; yields its port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
-    config = uvicorn.Config(app, port=port, log_level="error", access_log=False, ws="none")
+    shared = connections_of(service_of(app), log_refusals=False)
+    config = uvicorn.Config(
+        app,
+        port=port,
+        log_level="error",
+        access_log=False,
+        ws="none",
+        http=shared.protocol,  # type: ignore[arg-type]
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

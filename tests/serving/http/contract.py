@@ -93,7 +93,7 @@ def typesafe_sdk(url: str, key: str | None) -> Suite:
     suite.check("models.list", sdk.models)
     suite.check("a malformed question raises its 422 error, field named", sdk.bad_question)
     suite.check("an unknown model raises its 404 error", sdk.bad_model)
-    suite.check("image assets are refused with what to send instead", sdk.assets)
+    suite.check("images placed in texts, as multipart", sdk.assets)
     return suite
 
 
@@ -156,9 +156,14 @@ class _Sdk:
         assert "no-such-model" in str(error)
 
     def assets(self) -> None:
-        picture = self.sdk.Image.from_base64(_picture())
-        error = self.raised(self.sdk.TypeSafeAPIError, state=picture)
-        assert error.status == 415
+        pictures = [self.sdk.Image.from_base64(_picture()) for _ in range(2)]
+        inline = {"photo": pictures[0], "text": f"the second: {pictures[1]}"}
+        _check_sdk(self.ask(state=inline, assets={"one": pictures[0], "two": pictures[1]}))
+        _check_sdk(self.ask(state=pictures[0]))
+        error = self.raised(
+            self.sdk.TypeSafeAPIError, state=[self.sdk.Image(b"no image") for _ in range(2)]
+        )
+        assert error.status == 422
         assert "images" in str(error)
 
 

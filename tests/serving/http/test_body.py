@@ -12,7 +12,7 @@ from backports import zstd
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 
-from clefq.serving.http.body import BodyReader, check_head, decompress
+from clefq.serving.http.body import BodyForm, BodyReader, check_head, decompress
 from clefq.serving.http.errors import ApiError
 
 
@@ -26,13 +26,13 @@ def head(**values: str) -> Headers:
      'application/json; charset="utf-8"'],
 )  # fmt: skip
 def test_json_types_are_taken(kind: str) -> None:
-    assert check_head(head(content_type=kind), 10) == "identity"
-    assert check_head(head(), 10) == "identity"
+    assert check_head(head(content_type=kind), 10) == BodyForm()
+    assert check_head(head(), 10) == BodyForm()
 
 
 @pytest.mark.parametrize(
     "kind",
-    ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "",
+    ["text/plain", "application/x-www-form-urlencoded", "multipart/mixed; boundary=x", "",
      "application/json; charset=latin-1", "application/xml"],
 )  # fmt: skip
 def test_other_types_are_not(kind: str) -> None:
@@ -57,7 +57,13 @@ def test_unknown_encodings_are_refused_with_those_that_are_known() -> None:
         check_head(head(content_encoding="br"), 10)
     assert caught.value.kind.status == 415
     assert caught.value.headers["accept-encoding"] == "gzip, zstd"
-    assert check_head(head(content_encoding="ZSTD"), 10) == "zstd"
+    assert check_head(head(content_encoding="ZSTD"), 10) == BodyForm("zstd")
+
+
+@pytest.mark.parametrize("given", ["boundary=abc", 'charset=utf-8; boundary="abc"'])
+def test_multipart_is_taken_with_its_boundary(given: str) -> None:
+    kind = f"Multipart/Form-Data; {given}"
+    assert check_head(head(content_type=kind), 10) == BodyForm(boundary=b"abc")
 
 
 class Arriving:

@@ -12,8 +12,9 @@ import pytest
 from PIL import Image
 
 from clefq.serving.http import images as module
+from clefq.serving.http.admission import Admission
 from clefq.serving.http.errors import ApiError
-from clefq.serving.http.images import read_images
+from clefq.serving.http.images import load_picture, read_pictures
 from clefq.serving.http.settings import Limits
 
 
@@ -27,13 +28,16 @@ def text(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def free(_: int) -> None:
-    pass
+def read_images(sources: Any, limits: Limits) -> list[Image.Image]:
+    """As the service does, without resizing."""
+    ticket = Admission(1, 1 << 40).enter()
+    pictures = read_pictures(sources, limits)
+    return [load_picture(one, lambda image: image, ticket) for one in pictures]
 
 
 def refusal(*sources: str, limits: Limits | None = None) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        read_images(sources, limits or Limits(), free)
+        read_images(sources, limits or Limits())
     return caught.value
 
 
@@ -50,7 +54,7 @@ def test_base64_and_data_urls_give_the_same_pixels(form: str) -> None:
     data = picture(form=form)
     wrapped = base64.encodebytes(data).decode()
     url = f"data:image/{form.lower()};base64,{text(data)}"
-    read = read_images([text(data), wrapped, url, url.replace("data:", "DATA:")], Limits(), free)
+    read = read_images([text(data), wrapped, url, url.replace("data:", "DATA:")], Limits())
     expected = Image.open(io.BytesIO(data)).convert("RGB")
     for image in read:
         assert image.mode == "RGB"
@@ -60,7 +64,7 @@ def test_base64_and_data_urls_give_the_same_pixels(form: str) -> None:
 def test_images_are_turned_upright() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
-    (image,) = read_images([text(picture(40, 30, "JPEG", exif=exif.tobytes()))], Limits(), free)
+    (image,) = read_images([text(picture(40, 30, "JPEG", exif=exif.tobytes()))], Limits())
     assert image.size == (30, 40)
 
 
@@ -166,13 +170,34 @@ def test_damaged_images_are_the_callers_fault() -> None:
         assert error.faults[0].path == ("images", 1)
 
 
-def test_memory_is_charged_before_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    charged: list[int] = []
+def test_memory_is_charged_before_decoding_and_given_back_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    admission = Admission(4, 1 << 40)
+    ticket = admission.enter()
+    held: list[int] = []
+    load = module.load_image
 
-    def refuse(count: int) -> None:
-        charged.append(count)
-        raise KeyError
+    def spy(data: bytes) -> Image.Image:
+        held.append(ticket.held)
+        return load(data)
 
-    with pytest.raises(KeyError):
-        read_images([text(picture(50, 20))], Limits(), refuse)
-    assert charged == [8000]
+    monkeypatch.setattr(module, "load_image", spy)
+    (found,) = read_pictures([text(picture(100, 80))], Limits())
+    image = load_picture(found, lambda image: image.resize((32, 32)), ticket)
+    assert image.size == (32, 32)
+    assert held == [12 * 8000]
+    assert ticket.held == 7 * 32 * 32
+    full = Admission(4, 50_000)
+    other, crowded = full.enter(), full.enter()
+    other.charge(10)
+    with pytest.raises(ApiError) as caught:
+        load_picture(found, lambda image: image, crowded)
+    assert caught.value.kind.status == 429
+    assert (len(held), crowded.held) == (1, 0)
+
+
+def test_the_pixels_of_a_request_are_limited_together(no_decoding: None) -> None:
+    limits = Limits(max_images_pixels=3000)
+    message = refusal(text(picture()), text(picture()), text(picture()), limits=limits)
+    assert message.faults[0].message == "the images have 3600 pixels together, at most 3000"

@@ -28,7 +28,7 @@ def page(prompts: PromptMaker) -> dict[str, Any]:
 
 
 def test_the_page_describes_every_route_and_every_error(page: dict[str, Any]) -> None:
-    assert set(page["paths"]) == {ASK, "/v1/models", "/health", "/metrics"}
+    assert set(page["paths"]) == {ASK, "/v1/models", "/health", "/readyz", "/livez", "/metrics"}
     operation = page["paths"][ASK]["post"]
     answered = {str(kind.status) for kind in errors.ASK_KINDS}
     assert set(operation["responses"]) == {"200", *answered}

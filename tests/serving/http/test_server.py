@@ -240,16 +240,16 @@ def test_nothing_is_worked_on_in_the_loop(server: Running, monkeypatch: pytest.M
 
         monkeypatch.setattr(module, name, wrapper)
 
-    for name in ("parse_ask", "read_images", "decompress", "response_body", "encode_json"):
+    for name in ("parse_ask", "read_pictures", "decompress", "response_body", "encode_json"):
         spy(name)
     service = server.app.state.clefq_service
-    prompt = service._prompts.prompt
+    prompt = service.model.prompts.sized_prompt
 
     def encode(*args: Any) -> Any:
         threads["prompt"] = threading.current_thread().name
         return prompt(*args)
 
-    monkeypatch.setattr(service._prompts, "prompt", encode)
+    monkeypatch.setattr(service.model.prompts, "sized_prompt", encode)
     assert httpx.post(server.url + ASK, json=BODY).status_code == 200
     assert len(threads) == 6
     assert all(name.startswith("clefq-http") for name in threads.values())
