@@ -80,7 +80,7 @@ def measure(options: argparse.Namespace, layout: str) -> dict:
             # a server that is not ready in time is ended, which ends its line too
             watchdog = threading.Timer(options.ready, server.kill)
             watchdog.start()
-            facts = json.loads(server.stdout.readline() or "{}")
+            facts = until_ready(server)
             wait_ready(options.port, server)
             watchdog.cancel()
             row |= {"started": time.perf_counter() - started, "facts": facts}
@@ -97,6 +97,17 @@ def measure(options: argparse.Namespace, layout: str) -> dict:
             if server.poll() is None:
                 server.kill()
         return row
+
+
+def until_ready(server: subprocess.Popen) -> dict:
+    """The line of its log that says what runs; empty where it ends before that."""
+    for line in server.stdout:
+        facts = json.loads(line)
+        if facts.get("event") == "ready":
+            # nobody may fill the pipe: its log goes on
+            threading.Thread(target=server.stdout.read, daemon=True).start()
+            return facts
+    return {}
 
 
 def offline(options: argparse.Namespace, layout: str) -> dict:

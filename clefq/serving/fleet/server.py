@@ -251,7 +251,7 @@ class _Http(uvicorn.Server):
             await super().startup(sockets)
             return
         loop = asyncio.get_running_loop()
-        create = loop.create_server
+        create: Any = loop.create_server
 
         def hurried(*args: Any, **options: Any) -> Any:
             return create(*args, **options, **_TLS_DEADLINES)

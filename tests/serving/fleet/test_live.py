@@ -53,10 +53,12 @@ class Live:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise AssertionError(self.process.communicate()[1])
-        self.facts: dict[str, Any] = json.loads(line)
+        self.facts: dict[str, Any] = {}
+        while self.facts.get("event") != "ready":
+            line = self.process.stdout.readline()
+            if not line:
+                raise AssertionError(self.process.communicate()[1])
+            self.facts = json.loads(line)
 
     def gauge(self, name: str) -> float:
         text = httpx.get(f"{self.url}/metrics").text
@@ -72,8 +74,7 @@ class Live:
         return max(map(int, children), key=lambda pid: resident(pid))
 
     def end(self, seconds: float = 60) -> str:
-        _, errors = self.process.communicate(timeout=seconds)
-        return errors
+        return "".join(self.process.communicate(timeout=seconds))
 
 
 def resident(pid: int) -> int:

@@ -157,8 +157,8 @@ class _Sdk:
 
     def assets(self) -> None:
         pictures = [self.sdk.Image.from_base64(_picture()) for _ in range(2)]
-        inline = {"photo": pictures[0], "text": f"the second: {pictures[1]}"}
-        _check_sdk(self.ask(state=inline, assets={"one": pictures[0], "two": pictures[1]}))
+        state = {"photo": pictures[0], "text": "the second is photo-two"}
+        _check_sdk(self.ask(state=state, assets={"photo-two": pictures[1]}))
         _check_sdk(self.ask(state=pictures[0]))
         error = self.raised(
             self.sdk.TypeSafeAPIError, state=[self.sdk.Image(b"no image") for _ in range(2)]

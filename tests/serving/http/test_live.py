@@ -24,7 +24,7 @@ READ_BY_THE_MODEL = {
 
 @pytest.fixture(scope="module")
 def live() -> Iterator[Live]:
-    options = ("--max-length", "16384", "--max-images", "1", "--threads", "1")
+    options = ("--max-length", "16384", "--max-images", "2", "--threads", "1")
     server = Live("--dialect", "typesafe", "--token", KEY, *options)
     yield server
     server.process.terminate()
