@@ -22,8 +22,7 @@ from clefq.parity.statistics.bootstrap import (
     studentized_interval,
     studentized_job,
 )
-from clefq.parity.statistics.figures import CLUSTER_T_FROM
-from clefq.parity.statistics.intervals import Ratio, cluster_t, korn_graubard, paired_tango, ratio
+from clefq.parity.statistics.intervals import Ratio, korn_graubard, paired_tango, ratio
 from clefq.parity.statistics.resampling import run_jobs
 
 RECORDS = (26, 64, 256, 1400)
@@ -99,8 +98,7 @@ def gating(truth: Truth, value: Ratio, t: np.ndarray | None, sides: tuple[Ratio,
         return korn_graubard(value)
     if sides is not None:
         return paired_tango(*sides)
-    if t is None:
-        return cluster_t(value)
+    assert t is not None
     return studentized_interval(value, t, 0.95).bounds
 
 
@@ -118,7 +116,7 @@ def one_batch(truth: Truth, records: int, per: tuple[int, int], rng: np.random.G
 
         values.append(sums(x))
         sides.append((sums((x > 0) * 1.0), sums((x < 0) * 1.0)) if truth.kind == "paired" else None)
-    studentized = truth.kind == "mean" and records < CLUSTER_T_FROM
+    studentized = truth.kind == "mean"
     jobs = [studentized_job(v) if studentized else percentile_job([v]) for v in values]
     samples = run_jobs(jobs, int(rng.integers(2**62)), RESAMPLES)
     for value, side, sample in zip(values, sides, samples, strict=True):

@@ -13,12 +13,16 @@ from dataclasses import asdict, dataclass, replace
 from statistics import NormalDist
 from typing import Any, Protocol
 
+from clefq.parity.gates.planning import design_effect, questions_for_floor
 from clefq.parity.gates.schema import MIN_RECORDS_KL, Gate, GateFile
 from clefq.parity.statistics.metric import AT_LEAST, OVERALL, Metric
 
 PASS, FAIL, INCONCLUSIVE, NOT_GATED = "pass", "fail", "inconclusive", "not_gated"
 POWER = 0.8
 MOST_QUESTIONS = 10_000_000
+# means of values without a largest one: one record that the set lacks can outweigh all others
+WITHOUT_UPPER_BOUND = ("kl", "nll_delta")
+UNBOUNDED = "no upper bound of its mean holds at any size; total variation has one"
 ROUNDED = "the source rounds probabilities, so the figure is only a lower limit"
 
 
@@ -183,6 +187,8 @@ def _judge(gate: Gate, slice_name: str, source: FigureSource) -> GateResult:
     status, reason = decide(gate.direction, query.limit, lower, upper)
     if status == PASS and figure.unit.startswith(AT_LEAST):
         return replace(empty, status=INCONCLUSIVE, reason=ROUNDED)
+    if status != FAIL and gate.required and gate.metric in WITHOUT_UPPER_BOUND:
+        return replace(empty, reason=UNBOUNDED)
     needed_n = questions_needed(figure, query.limit, gate.confidence)
     return replace(
         empty,
@@ -220,14 +226,19 @@ def questions_needed(
     """Questions in all that would decide with that power, if the estimate stays where it is.
 
     The half-width w towards the limit shrinks with the root of n, so n·(w/d)² for the distance d
-    puts the bound on the limit (an even chance); ((z_a + z_b)/z_a)² adds the power.
+    puts the bound on the limit (an even chance); ((z_a + z_b)/z_a)² adds the power. Where nothing
+    happened at all (no flip, no answer gained or lost) a bound shrinks with n itself and there is
+    no chance to allow for: the number is then the one of `questions_for_floor`, exactly.
 
     Returns:
-        The number, rounded up to two significant digits; None where the estimate lies so close
-        to the limit that more than ten million would be needed.
+        The number, rounded up to two significant digits where it rests on chance; None where the
+        estimate lies so close to the limit that more than ten million would be needed.
     """
     if figure.estimate is None or figure.lower is None or figure.upper is None:
         return None
+    without = _needed_without_event(figure, limit, confidence)
+    if without is not None:
+        return None if without > MOST_QUESTIONS else max(figure.n_questions + 1, without)
     distance = abs(figure.estimate - limit)
     towards = figure.lower if figure.estimate >= limit else figure.upper
     width = abs(figure.estimate - towards)
@@ -239,6 +250,27 @@ def questions_needed(
     if needed > MOST_QUESTIONS:
         return None
     return max(figure.n_questions + 1, round_up(needed))
+
+
+def _needed_without_event(figure: Metric, limit: float, confidence: float) -> int | None:
+    """Questions at which a figure without a single event reaches its limit, else None."""
+    assert figure.estimate is not None and figure.lower is not None and figure.upper is not None
+    if figure.estimate == figure.lower == 0 and figure.unit not in ("share", ""):
+        return math.ceil(figure.n_questions * figure.upper / limit) if limit > 0 else None
+    if figure.estimate == figure.upper == 1 or figure.estimate == figure.lower == 0:
+        floor = limit if figure.estimate == 1 else 1 - limit
+        deff = design_effect(replace(figure, confidence=2 * confidence - 1))
+        if deff is None or not 0 < floor < 1:
+            return None
+        return questions_for_floor(floor, 0, confidence, deff)
+    if figure.estimate == 0 and 0 < figure.upper == -figure.lower and 0 < abs(limit) < 1:
+        # Tango's bound is then z²/(m + z²) at the effective size m; with as many answers gained
+        # as lost it is far wider than the records allow, and the root law holds
+        z2 = NormalDist().inv_cdf(confidence) ** 2
+        size, wanted = (z2 * (1 - bound) / bound for bound in (figure.upper, abs(limit)))
+        if size > figure.n_records / 2:
+            return math.ceil(figure.n_questions * wanted / size)
+    return None
 
 
 def round_up(value: float) -> int:

@@ -167,8 +167,8 @@ def detectable_difference(plan: DifferencePlan, questions: int) -> float:
 def design_effect(metric: Metric) -> float | None:
     """The design effect that an earlier share's interval implies, or None without an interval.
 
-    Solves Korn–Graubard's lower bound (or the upper, at a share of 0) for the effective size, and
-    compares it with what one question per record would have had.
+    The deff at which `floor_bound` is the reported lower bound (the upper one, at a share of 0):
+    how much wider it is than that of one question per record, lumps of events included.
     """
     if metric.estimate is None or metric.lower is None or metric.upper is None:
         return None

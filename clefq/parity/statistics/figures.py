@@ -20,7 +20,7 @@ from clefq.parity.statistics.intervals import (
     NO_INTERVAL,
     Interval,
     Ratio,
-    cluster_t,
+    bounded_mean,
     korn_graubard,
     paired_tango,
     ratio,
@@ -29,11 +29,10 @@ from clefq.parity.statistics.measures import MEAN, PAIRED, Measure
 from clefq.parity.statistics.metric import Bootstrap, Metric
 from clefq.parity.statistics.resampling import ResampleJob, run_jobs
 
-CLUSTER_T_FROM = 1400
 MAX_DOUBLINGS = 4
 
 KORN_GRAUBARD, TANGO = "korn_graubard", "tango"
-STUDENTIZED, CLUSTER_T = "studentized_cluster_bootstrap", "cluster_t"
+STUDENTIZED, BOUNDED = "studentized_cluster_bootstrap", "bounded_mean"
 PERCENTILE, NONE = "percentile_cluster_bootstrap", "none"
 
 
@@ -107,8 +106,7 @@ def pending_figure(
         low, high = measure.limits
         metric = replace(bare, lower=share * low, upper=share * high, method=KORN_GRAUBARD)
         return Pending(metric, percentile_job([value]), _percentile_finish(metric))
-    # of rare events even 1,400 records may hold only one or two: too few for a normal sum
-    if measure.kind == MEAN and (measure.rare or records < CLUSTER_T_FROM):
+    if measure.kind == MEAN:
         return Pending(bare, studentized_job(value), _studentized_finish(measure, bare, value))
     method, bounds = _closed_form(measure.kind, value, values, record_index[idx], confidence)
     lower, upper = _clip(bounds, measure.limits)
@@ -205,8 +203,6 @@ class GoldPlaces:
 def _closed_form(
     kind: str, value: Ratio, values: FloatArray, records: IntArray, confidence: float
 ) -> tuple[str, Interval]:
-    if kind == MEAN:
-        return CLUSTER_T, cluster_t(value, confidence)
     if kind == PAIRED:
         gained = record_ratio((values > 0).astype(np.float64), records)
         lost = record_ratio((values < 0).astype(np.float64), records)
@@ -232,7 +228,11 @@ def _studentized_finish(
         lower, upper = _clip(found.bounds, measure.limits)
         plain = _bootstrap(samples[:, 0], bare.confidence)
         metric = replace(bare, lower=lower, upper=upper, method=STUDENTIZED, bootstrap=plain)
-        return metric, found.errors
+        low, high = measure.limits
+        if low != 0 or not np.isfinite(high):
+            return metric, found.errors
+        upper = bounded_mean(value, high, bare.confidence)
+        return replace(metric, upper=upper, method=BOUNDED), (found.errors[0], 0.0)
 
     return finish
 

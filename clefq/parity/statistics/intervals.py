@@ -4,6 +4,13 @@ A ratio θ = ΣN_r / ΣD_r over G records has the linearised cluster variance
 V = G/(G−1) · Σ(N_r − θ·D_r)² / (ΣD)² (Cochran, Sampling Techniques, 3rd ed., section 6.3). For
 shares V gives an effective sample size (Korn and Graubard, Survey Methodology 24, 1998), and an
 exact interval for independent draws is taken at that size.
+
+V cannot be estimated from a handful of events, and one record of many events that the sample
+happens to lack is missing from it. The bound on the side where more events lie therefore counts in
+lumps: s = (ΣF³ + w³)/(ΣF² + w²) events each, for F_r events of record r and, beside them, one
+record that is wholly an event, of the size w = ΣD³/ΣD². Lumps carry the variance V, the rest of
+the events counts as known (`lump_bound`). As among weighted sums of Poisson counts (Fay and Feuer,
+Statistics in Medicine 16, 1997), the largest possible weight stands for the event not yet seen.
 """
 
 from __future__ import annotations
@@ -11,6 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 from scipy import special, stats
 
 from clefq.errors import InputError
@@ -87,32 +95,122 @@ def t_quantile(confidence: float, records: int) -> float:
     return float(special.stdtrit(records - 1, 0.5 + confidence / 2))
 
 
-def effective_size(value: Ratio, spread: float, confidence: float) -> float:
-    """Korn and Graubard's effective number of questions, degrees of freedom allowed for.
+def t_shrink(confidence: float, records: int) -> float:
+    """(z/t)²: what the degrees of freedom of a variance over G records cost an effective size."""
+    return (normal_quantile(confidence) / t_quantile(confidence, records)) ** 2
 
-    n_eff = n/deff · (z/t)² with deff = max(1, V·(n − 1)/spread): a question of a simple random
-    sample has the unbiased variance spread·n/(n − 1), so one question per record has deff 1
-    exactly. Where nothing varies the records are what there is: n_eff = G·(z/t)², never n.
+
+def design_effect(value: Ratio, spread: float) -> float:
+    """Deff = max(1, V·(n − 1)/spread): variance over that of independent questions.
+
+    A question of a simple random sample has the unbiased variance spread·n/(n − 1), so one
+    question per record has deff 1 exactly. 1 where nothing varies.
 
     Args:
         value: The ratio.
         spread: Variance of one independent question: p(1 − p), or ψ − δ² for a paired difference.
+    """
+    if value.variance <= 0 or spread <= 0:
+        return 1.0
+    return max(1.0, value.variance * (value.total - 1) / spread)
+
+
+def effective_size(value: Ratio, spread: float, confidence: float) -> float:
+    """Korn and Graubard's effective number of questions, degrees of freedom allowed for.
+
+    n_eff = n/deff · (z/t)². Where nothing varies the records are what there is: n_eff = G·(z/t)²,
+    never n.
+
+    Args:
+        value: The ratio.
+        spread: As in `design_effect`.
         confidence: Two-sided confidence.
     """
-    shrink = (normal_quantile(confidence) / t_quantile(confidence, value.n_records)) ** 2
+    shrink = t_shrink(confidence, value.n_records)
     if value.variance <= 0 or spread <= 0:
         return value.n_records * shrink
-    deff = max(1.0, value.variance * (value.total - 1) / spread)
-    return value.total / deff * shrink
+    return value.total / design_effect(value, spread) * shrink
+
+
+def lump_size(events: FloatArray, denominator: FloatArray) -> float:
+    """How many events a lump has: s = (ΣF³ + w³)/(ΣF² + w²) with w = ΣD³/ΣD².
+
+    The mean size of the records that carry the variance, with one record more that is wholly an
+    event. 1 exactly where every record has one question; w where there is no event.
+
+    Args:
+        events: F_r ≥ 0 of every record, float64 [G].
+        denominator: D_r, float64 [G].
+    """
+    squares = denominator * denominator
+    whole = float((squares * denominator).sum() / squares.sum())
+    seen = events * events
+    return float((seen * events).sum() + whole**3) / (float(seen.sum()) + whole**2)
 
 
 def korn_graubard(value: Ratio, confidence: float = 0.95) -> Interval:
-    """Clopper–Pearson at the effective size, for a share; none below 10 records."""
+    """Bounds of a share; none below 10 records in effect.
+
+    The rarer outcome is the event. Towards more of it, the bound of `lump_bound`; towards none of
+    it, where no record can surprise, Clopper–Pearson at Korn and Graubard's effective size. With
+    one question per record both are Clopper–Pearson at n·(z/t)².
+    """
     if value.records_in_effect < MIN_RECORDS:
         return NO_INTERVAL
     share = value.estimate
     size = effective_size(value, share * (1 - share), confidence)
-    return clopper_pearson(share * size, size, confidence)
+    lower, upper = clopper_pearson(share * size, size, confidence)
+    rare = share <= 0.5
+    events = value.numerator if rare else value.denominator - value.numerator
+    if lump_size(events, value.denominator) == 1:
+        return lower, upper
+    event_share = share if rare else 1 - share
+    deff = design_effect(value, share * (1 - share))
+    far = lump_bound(event_share, deff, events, value.denominator, confidence)
+    return (lower, far) if rare else (1 - far, upper)
+
+
+def lump_bound(
+    share: float,
+    deff: float,
+    events: FloatArray,
+    denominator: FloatArray,
+    confidence: float = 0.95,
+) -> float:
+    """The upper bound of a share of events that come in lumps.
+
+    n_s = n/s·(z/t)² lumps (s: `lump_size`) hold a share x of events whose binomial variance is
+    that of the share, x(1 − x) = p(1 − p)·deff/s; the other p − x counts as known. The bound is
+    p − x + CP(x·n_s, n_s), CP being Clopper–Pearson's upper bound. Without an event it is that of
+    n_s records without one.
+
+    Args:
+        share: p, the estimate.
+        deff: V·(n − 1)/(p(1 − p)); may be below 1 for a mean of values in [0, 1].
+        events: F_r of every record, in [0, D_r], float64 [G].
+        denominator: D_r, float64 [G].
+        confidence: Two-sided confidence.
+    """
+    lump = lump_size(events, denominator)
+    size = float(denominator.sum()) / lump * t_shrink(confidence, len(denominator))
+    variance = share * (1 - share) * deff / lump
+    in_lumps = 2 * variance / (1 + math.sqrt(max(0.0, 1 - 4 * variance)))
+    upper = clopper_pearson(min(in_lumps, 1.0) * size, size, confidence)[1]
+    return min(1.0, share - in_lumps + upper)
+
+
+def bounded_mean(value: Ratio, limit: float, confidence: float = 0.95) -> float | None:
+    """The upper bound of a mean of values in [0, limit]; none below 10 records in effect.
+
+    Values are events of fractional size: `lump_bound` with their own variance. Unlike a
+    resampled bound it allows for a record that the sample lacks, all of whose values are `limit`.
+    """
+    if value.records_in_effect < MIN_RECORDS:
+        return None
+    share = value.estimate / limit
+    spread = share * (1 - share)
+    deff = value.variance / limit**2 * (value.total - 1) / spread if spread > 0 else 1.0
+    return limit * lump_bound(share, deff, value.numerator / limit, value.denominator, confidence)
 
 
 def clopper_pearson(successes: float, size: float, confidence: float = 0.95) -> tuple[float, float]:
@@ -192,7 +290,12 @@ def _tango_score(gained: float, lost: float, size: float, delta: float) -> float
 
 
 def paired_tango(gained: Ratio, lost: Ratio, confidence: float = 0.95) -> Interval:
-    """Tango's interval for clustered questions: n and both counts scaled to the effective size.
+    """Tango's interval for clustered questions, each bound at its own lump size.
+
+    For the lower bound the events of a record are its net losses, for the upper one its net gains.
+    Both counts are scaled to n_s = n/s·(z/t)² lumps and by deff/s, so that they carry the variance
+    of the difference δ; the rest of δ counts as known. With one question per record this is
+    Tango's interval at n·(z/t)².
 
     Args:
         gained: Shares of questions that only the candidate has right, by record.
@@ -203,16 +306,25 @@ def paired_tango(gained: Ratio, lost: Ratio, confidence: float = 0.95) -> Interv
         return NO_INTERVAL
     difference = ratio(gained.numerator - lost.numerator, gained.denominator)
     discordance = gained.estimate + lost.estimate
-    size = effective_size(difference, discordance - difference.estimate**2, confidence)
-    return tango(gained.estimate * size, lost.estimate * size, size, confidence)
+    spread = discordance - difference.estimate**2
+    if lump_size(np.zeros_like(gained.denominator), gained.denominator) == 1:
+        size = effective_size(difference, spread, confidence)
+        return tango(gained.estimate * size, lost.estimate * size, size, confidence)
+    deff = design_effect(difference, spread)
+    lower = -_paired_upper(lost, gained, deff, confidence)
+    return lower, _paired_upper(gained, lost, deff, confidence)
 
 
-def cluster_t(value: Ratio, confidence: float = 0.95) -> Interval:
-    """θ ± t·√V with G − 1 degrees of freedom; none below 10 records."""
-    if value.records_in_effect < MIN_RECORDS:
-        return NO_INTERVAL
-    half = t_quantile(confidence, value.n_records) * math.sqrt(value.variance)
-    return value.estimate - half, value.estimate + half
+def _paired_upper(events: Ratio, others: Ratio, deff: float, confidence: float) -> float:
+    """Upper bound on the difference of two shares of the same records, events − others."""
+    net = np.maximum(events.numerator - others.numerator, 0.0)
+    lump = lump_size(net, events.denominator)
+    size = events.total / lump * t_shrink(confidence, events.n_records)
+    discordance = events.estimate + others.estimate
+    part = deff / lump if discordance == 0 else min(deff / lump, 1 / discordance)
+    scaled = events.estimate * part * size, others.estimate * part * size
+    known = (1 - part) * (events.estimate - others.estimate)
+    return min(1.0, known + tango(*scaled, size, confidence)[1])
 
 
 def mcnemar_exact(gained: int, lost: int) -> float:

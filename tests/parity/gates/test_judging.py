@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from clefq.parity.gates.judging import FigureQuery, decide, judge_gates, questions_needed
+from clefq.parity.gates.planning import questions_for_floor
 from clefq.parity.gates.schema import Gate, GateFile, SliceSelector
 from clefq.parity.statistics.metric import Metric
 
@@ -115,8 +117,8 @@ def test_an_infinite_excess_does_not_fail_the_candidate() -> None:
     ("bounds", "status"), [((0.11, None), "fail"), ((0.05, None), "inconclusive")]
 )
 def test_an_open_end_still_counts(bounds: tuple[float, None], status: str) -> None:
-    gate = Gate("kl", "kl", "at_most", None, 0.1, SliceSelector("length", "*"))
-    (found,) = judge(gate, {("kl", "length=<2K"): metric(0.12, *bounds)})
+    gate = Gate("tv", "tv", "at_most", None, 0.1, SliceSelector("length", "*"))
+    (found,) = judge(gate, {("tv", "length=<2K"): metric(0.12, *bounds)})
     assert (found.status, found.required) == (status, True)
     assert found.upper is None
 
@@ -127,7 +129,7 @@ def test_a_lower_limit_of_a_distance_can_fail_but_not_pass() -> None:
     for figure, status in ((good, "inconclusive"), (bad, "fail")):
         (found,) = judge(gate, {("kl", "overall"): replace(figure, unit="≥ nats")})
         assert found.status == status
-    assert judge(gate, {("kl", "overall"): good})[0].status == "pass"
+    assert judge(replace(gate, required=False), {("kl", "overall"): good})[0].status == "pass"
 
 
 BY_LENGTH = Gate("by-length", "agreement", "at_least", None, 0.9, SliceSelector("length", "*"))
@@ -170,6 +172,33 @@ def test_questions_needed_follows_the_square_root_law() -> None:
     assert needed == pytest.approx(1400, abs=50)
     assert questions_needed(metric(0.95, 0.94, 0.96), 0.95, 0.975) is None
     assert questions_needed(metric(0.950001, 0.90, 0.99), 0.95, 0.975) is None
+
+
+def test_a_required_gate_on_a_mean_without_an_upper_bound_can_fail_but_not_pass() -> None:
+    gate = Gate("kl", "kl", "at_most", None, 0.1)
+    for bounds, status in (
+        ((0.005, 0.02), "not_gated"), ((0.05, 0.2), "not_gated"), ((0.11, 0.2), "fail"),
+    ):  # fmt: skip
+        figure = metric(sum(bounds) / 2, *bounds, n=9000, records=9000)
+        (found,) = judge(gate, {("kl", "overall"): figure})
+        assert found.status == status
+    (open_gate,) = judge(gate, {("kl", "overall"): metric(0.01, 0.005, 0.02, records=9000)})
+    assert "no upper bound" in open_gate.reason
+
+
+def test_without_a_flip_the_questions_needed_are_those_of_the_plan() -> None:
+    n = 100
+    shrink = (stats.norm.ppf(0.975) / stats.t.ppf(0.975, n - 1)) ** 2
+    figure = metric(1.0, 0.025 ** (1 / (n * shrink)), 1.0, n=n, records=n)
+    assert questions_needed(figure, 0.98, 0.975) == questions_for_floor(0.98) == 186
+    flipped = replace(figure, estimate=0.0, lower=0.0, upper=1 - figure.lower)
+    assert questions_needed(flipped, 0.02, 0.975) == 186
+    # ten questions a record and no flip: the set must have ten times as many
+    clustered = replace(figure, n_questions=1000)
+    assert questions_needed(clustered, 0.98, 0.975) == pytest.approx(1860, rel=0.02)
+    half = 1.96**2 / (n + 1.96**2)
+    unchanged = replace(figure, estimate=0.0, lower=-half, upper=half, n_questions=1000)
+    assert questions_needed(unchanged, -0.02, 0.975) == pytest.approx(1880, rel=0.02)
 
 
 @given(

@@ -38,7 +38,7 @@ def test_processor_and_blas_kernel_never_change_a_bit() -> None:
         [
             sys.executable,
             "-c",
-            "from tests.parity import test_determinism as t; print(t.fingerprint())",
+            "from tests.parity.statistics import test_determinism as t; print(t.fingerprint())",
         ],
         env={**os.environ, **other},
         cwd=Path(__file__).parents[3],

@@ -14,8 +14,8 @@ from statsmodels.stats.proportion import proportion_confint
 
 from clefq.errors import InputError
 from clefq.parity.statistics.intervals import (
+    bounded_mean,
     clopper_pearson,
-    cluster_t,
     effective_size,
     korn_graubard,
     mcnemar_exact,
@@ -152,12 +152,6 @@ def test_cluster_variance_matches_the_linearised_formula_and_statsmodels():
     assert got.variance == pytest.approx(fit.bse[0] ** 2 * (total - 1) / (total - 1), rel=1e-9)
 
 
-def test_cluster_t_of_single_questions_is_the_t_interval():
-    values = np.random.default_rng(0).normal(size=50)
-    expected = stats.t.interval(0.95, 49, values.mean(), stats.sem(values))
-    assert cluster_t(ratio(values, np.ones(50))) == pytest.approx(expected)
-
-
 def test_effective_size_of_one_question_per_record_is_n_by_z_over_t():
     value = flags(90, 100)
     shrink = (stats.norm.ppf(0.975) / stats.t.ppf(0.975, 99)) ** 2
@@ -180,7 +174,7 @@ def test_no_variance_counts_records_not_questions():
 def test_below_ten_records_there_is_no_interval():
     value = flags(9, 9)
     assert korn_graubard(value) == (None, None)
-    assert cluster_t(value) == (None, None)
+    assert bounded_mean(value, 1.0) is None
     assert paired_tango(value, flags(0, 9)) == (None, None)
     assert korn_graubard(flags(10, 10))[0] is not None
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from clefq.errors import InputError
 from clefq.parity.report.flips import flips_frame
-from clefq.parity.statistics.figures import CLUSTER_T, STUDENTIZED
+from clefq.parity.statistics.figures import BOUNDED, STUDENTIZED
 from clefq.parity.statistics.metric import Metric
 from clefq.parity.statistics.pair_statistics import StatisticsSpec, compare
 from clefq.parity.statistics.pairs import join
@@ -220,13 +220,15 @@ def test_255_options():
     assert "options=>=100" in got.slices
 
 
-def test_method_changes_at_1400_records():
-    rows = [[float(np.log(p)), float(np.log(1 - p))] for p in np.linspace(0.1, 0.9, 1400)]
-    moved = [[float(np.log(p)), float(np.log(1 - p))] for p in np.linspace(0.11, 0.88, 1400)]
+@pytest.mark.parametrize("records", [40, 1400])
+def test_means_are_studentized_at_every_size_and_bounded_ones_bounded_above(records):
+    rows = [[float(np.log(p)), float(np.log(1 - p))] for p in np.linspace(0.1, 0.9, records)]
+    moved = [[float(np.log(p)), float(np.log(1 - p))] for p in np.linspace(0.11, 0.88, records)]
     spec = StatisticsSpec(resamples=200, slices=False)
-    assert compare(join(single(rows), single(moved)), spec).metrics["tv"].method == CLUSTER_T
-    less = compare(join(single(rows[:-1]), single(moved[:-1])), spec)
-    assert less.metrics["tv"].method == STUDENTIZED
+    metrics = compare(join(single(rows), single(moved)), spec).metrics
+    assert metrics["kl"].method == STUDENTIZED
+    assert metrics["tv"].method == BOUNDED
+    assert metrics["tv"].lower < metrics["tv"].estimate < metrics["tv"].upper
 
 
 def test_gate_figures_at_another_confidence_and_near_a_margin():
@@ -235,9 +237,11 @@ def test_gate_figures_at_another_confidence_and_near_a_margin():
     wide, narrow = got.for_gate("tv", confidence=0.99), got.for_gate("tv", confidence=0.8)
     assert wide.lower < narrow.lower < narrow.upper < wide.upper
     assert got.for_gate("tv", margin=1.0).bootstrap.resamples == 400
-    edge = got.for_gate("tv", margin=got.metrics["tv"].upper)
+    edge = got.for_gate("tv", margin=got.metrics["tv"].lower)
     assert edge.bootstrap.resamples > 400
-    assert edge.upper == pytest.approx(got.metrics["tv"].upper, rel=0.05)
+    assert edge.lower == pytest.approx(got.metrics["tv"].lower, rel=0.05)
+    # the upper bound is in closed form: no resample moves it
+    assert got.for_gate("tv", margin=got.metrics["tv"].upper).bootstrap.resamples == 400
     assert got.for_gate("agreement", "cohort=alpha").n_questions > 0
     assert got.for_gate("agreement", "cohort=nowhere") is None
     assert got.for_gate("threshold_flips@0.7").n_questions > 0
