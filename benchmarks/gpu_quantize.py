@@ -156,7 +156,7 @@ def work(options: argparse.Namespace, scheme: str, method: str) -> None:
 
 def same_bits(left: Path, right: Path) -> str:
     """Whether two checkpoints hold the same tensors."""
-    from clefq.quantize.tensors import open_tensors
+    from clefq.clef.weight_files import open_tensors
     from clefq.quantize.workers import in_threads
 
     ours, theirs = open_tensors(left), open_tensors(right)

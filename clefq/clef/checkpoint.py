@@ -19,11 +19,10 @@ from clefq.clef.tensor_files import (
     same_bytes,
 )
 from clefq.clef.tokenizer import PromptTokenizer
+from clefq.clef.weight_files import INDEX, SINGLE, FolderTensors, scan_folder
 from clefq.errors import CheckpointError, InputError
 from clefq.store.atomic import read_json, sha256_bytes, sha256_file
 
-INDEX_FILE = "model.safetensors.index.json"
-SINGLE_FILE = "model.safetensors"
 MANIFEST_FILE = "clefq.json"
 
 LM_HEAD = "lm_head.weight"
@@ -89,7 +88,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     head_file = head_folder(folder) / HEAD_FILE
     head_config = HeadConfig.from_folder(folder)
     check_head_file(head_file, head_config)
-    weight_files, tensors = _read_weights(folder)
+    found = _read_weights(folder)
     manifest = None
     if (folder / MANIFEST_FILE).is_file():
         manifest = _read_object(folder / MANIFEST_FILE)
@@ -98,8 +97,8 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         config=config,
         head_file=head_file,
         head_config=head_config,
-        weight_files=weight_files,
-        tensors=tensors,
+        weight_files=found.files,
+        tensors=found.refs,
         quantization_config=_quantization_config(config, folder),
         manifest=manifest,
     )
@@ -214,40 +213,22 @@ def _quantization_config(config: Mapping[str, Any], folder: Path) -> Mapping[str
     return value
 
 
-def _read_weights(folder: Path) -> tuple[tuple[Path, ...], dict[str, TensorInfo]]:
-    index = folder / INDEX_FILE
-    if index.is_file():
-        return _read_indexed(folder, index)
-    single = folder / SINGLE_FILE
-    if single.is_file():
-        return (single,), read_header(single)
-    raise CheckpointError(f"{folder} has neither {INDEX_FILE} nor {SINGLE_FILE}.", fix=_RELEASE_FIX)
-
-
-def _read_indexed(folder: Path, index: Path) -> tuple[tuple[Path, ...], dict[str, TensorInfo]]:
-    fix = "download or copy the shards and the index again."
-    weight_map = _read_object(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{index} has no weight_map.", fix=fix)
-    names = set(map(str, weight_map.values()))
-    inside = {name for name in names if "/" not in name and "\\" not in name}
-    missing = sorted(name for name in names if name not in inside or not (folder / name).is_file())
-    if missing:
-        raise CheckpointError(f"{index} names missing shard(s): {', '.join(missing)}.", fix=fix)
-    files = tuple(folder / name for name in sorted(names))
-    tensors: dict[str, TensorInfo] = {}
-    for file in files:
-        tensors |= read_header(file)
-    faults = [
-        f"{name} is not in {file}"
-        for name, file in weight_map.items()
-        if name not in tensors or tensors[name].file.name != file
-    ]
-    faults += [f"{name} is in no entry of the index" for name in tensors if name not in weight_map]
+def _read_weights(folder: Path) -> FolderTensors:
+    """The shards, where the index names exactly what they hold."""
+    index, single = folder / INDEX, folder / SINGLE
+    if not index.is_file():
+        if not single.is_file():
+            raise CheckpointError(f"{folder} has neither {INDEX} nor {SINGLE}.", fix=_RELEASE_FIX)
+        return FolderTensors((single,), read_header(single), (), ())
+    found = scan_folder(folder)
+    faults = [f"{name} is in two shards" for name in found.doubled] + list(found.faults)
     if faults:
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-        raise CheckpointError(f"{index} does not fit its shards: {faults[0]}{more}.", fix=fix)
-    return files, tensors
+        raise CheckpointError(
+            f"{index} does not fit its shards: {faults[0]}{more}.",
+            fix="download or copy the shards and the index again.",
+        )
+    return found
 
 
 def _check_modules(checkpoint: Checkpoint) -> None:

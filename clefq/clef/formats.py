@@ -231,7 +231,7 @@ FORMATS: dict[str, Format] = {
             kernels=_WEIGHT_ONLY + _FP4,
             runs={
                 "blackwell": "w4a16, real",
-                "hopper": "w4a16, real (Marlin)",
+                "hopper": "w4a16, real",
                 "older": "not tried on this GPU",
                 "cpu": "w4a16, simulated",
             },
@@ -248,7 +248,7 @@ FORMATS: dict[str, Format] = {
             kernels=_FP4,
             runs={
                 "blackwell": "w4a4, real",
-                "hopper": "w4a16, real (Marlin: activations stay BF16)",
+                "hopper": "w4a16, real (activations stay BF16)",
                 "older": "not tried on this GPU",
                 "cpu": "w4a4, simulated",
             },

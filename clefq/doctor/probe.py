@@ -216,7 +216,6 @@ def _short(path: Path) -> str:
 def _find(name: str) -> Model:
     """A model's folder and size, from the disk only."""
     from clefq.clef.checkpoint import open_checkpoint, scheme_of
-    from clefq.quantize.tensors import open_tensors
 
     folder = Path(name).expanduser()
     if not folder.is_dir():
@@ -224,9 +223,9 @@ def _find(name: str) -> Model:
         if cached is None:
             return Model(name)
         folder = cached
-    scheme = scheme_of(open_checkpoint(folder))
-    weights = sum(tensor.nbytes for tensor in open_tensors(folder).values())
-    return Model(name, str(folder), scheme, weights)
+    checkpoint = open_checkpoint(folder)
+    weights = sum(tensor.nbytes for tensor in checkpoint.tensors.values())
+    return Model(name, str(folder), scheme_of(checkpoint), weights)
 
 
 def _cached(name: str) -> Path | None:
@@ -272,15 +271,14 @@ def needs_of_schemes(folder: Path) -> list[SchemeNeeds]:
     from clefq.quantize.quiet import quiet_libraries
     from clefq.quantize.recipes import bundled_recipe
     from clefq.quantize.run import needs_of as preflight_needs
-    from clefq.quantize.tensors import open_tensors
 
-    layers = len(layer_types(open_checkpoint(folder).text_config))
-    tensors = open_tensors(folder)
+    checkpoint = open_checkpoint(folder)
+    layers = len(layer_types(checkpoint.text_config))
     found = []
     for scheme in RECIPE_FORMATS:
         with quiet_libraries():
             plan = make_plan(folder, bundled_recipe(scheme, layers, None))
         method = "stream" if plan.data_free_reason is None else "oneshot"
-        needs = preflight_needs(method, plan, tensors)
+        needs = preflight_needs(method, plan, checkpoint.tensors)
         found.append(SchemeNeeds(scheme, method, needs.disk, needs.memory, needs.offload))
     return found

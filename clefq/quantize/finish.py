@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from clefq.quantize.tensors import HEAD_FILES
+from clefq.clef.weight_files import HEAD_FILES
 from clefq.quantize.workers import in_threads
 from clefq.store.atomic import sha256_bytes, sha256_file
 

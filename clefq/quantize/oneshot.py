@@ -17,11 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from clefq.clef.tensor_files import TensorInfo
+from clefq.clef.weight_files import open_tensors
 from clefq.errors import AuditError, ClefqError
 from clefq.quantize.layout import Unit, WriteUnit, copy_tensor
 from clefq.quantize.oneshot_worker import Job
 from clefq.quantize.quiet import SWITCHES
-from clefq.quantize.tensors import OutTensor, ShardFile, open_tensors
+from clefq.quantize.tensors import OutTensor, ShardFile
 
 _STEP = re.compile(r"\((\d+)/(\d+)\): (Calibrating|Propagating)")
 _TAIL = 8

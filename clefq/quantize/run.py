@@ -43,7 +43,7 @@ from clefq.quantize.stream import (
     stream_outputs,
     stream_workers,
 )
-from clefq.quantize.tensors import OutTensor, open_tensors, write_index
+from clefq.quantize.tensors import OutTensor, write_index
 from clefq.store.atomic import sha256_file, write_json, write_text
 
 METHODS = ("auto", "oneshot", "stream")
@@ -170,7 +170,7 @@ def prepare(spec: QuantizeSpec, console: Console) -> Work:
     with quiet_libraries():
         plan = make_plan(source.folder, recipe)
     method = _method(spec.method, plan, console)
-    tensors = open_tensors(source.folder)
+    tensors = checkpoint.tensors
     calibration = _calibration(spec, plan, source.folder)
     if calibration is not None and calibration.role == "eval":
         console.note(f"{calibration.set_name} is an eval set: judge the result on another one.")

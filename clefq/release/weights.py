@@ -17,7 +17,7 @@ import numpy as np
 from clefq.clef.config_match import FP8, NVFP4, Scheme, quantization_of, schemes_of
 from clefq.clef.family import TEXT
 from clefq.clef.tensor_files import TensorInfo, read_header
-from clefq.quantize.tensors import HEAD_FILES, open_tensors
+from clefq.clef.weight_files import HEAD_FILES, open_tensors
 from clefq.quantize.values import Floats, decode, nvfp4_floats, read_floats
 from clefq.store.atomic import read_json
 
@@ -132,7 +132,8 @@ def open_weights(folder: Path) -> Weights:
     Raises:
         CheckpointError: A shard is missing, malformed, or there twice.
     """
-    refs = dict(open_tensors(folder))
+    there = open_tensors(folder)
+    refs = dict(there)
     config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
     block = quantization_of(config)
     notes: list[str] = []
@@ -144,7 +145,7 @@ def open_weights(folder: Path) -> Weights:
         for part in weight.parts.values():
             refs.pop(part.name)
         found[_clef_name(weight.name, prefix)] = weight
-    order = {name: place for place, name in enumerate(open_tensors(folder))}
+    order = {name: place for place, name in enumerate(there)}
     for name, ref in refs.items():
         found[_clef_name(name, prefix)] = Weight(name, {"weight": ref}, ref.shape)
     ordered = sorted(found.items(), key=lambda item: order[_first(item[1]).name])

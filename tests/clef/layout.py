@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from clefq.clef.checkpoint import INDEX_FILE
 from clefq.clef.head_config import HeadConfig
+from clefq.clef.weight_files import INDEX
 
 HEAD = HeadConfig(hidden_size=8, width=4, routing_layers=1, layers=1, heads=2, feedforward=8)
 VOCABULARY = 20
@@ -45,7 +45,7 @@ def write_index(folder: Path, shards: dict[str, dict[str, tuple[str, tuple[int, 
     for file, tensors in shards.items():
         write_tensors(folder / file, tensors)
     weight_map = {name: file for file, tensors in shards.items() for name in tensors}
-    (folder / INDEX_FILE).write_text(json.dumps({"weight_map": weight_map}))
+    (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
 
 
 SHARDS: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {

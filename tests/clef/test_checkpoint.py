@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from clefq.clef.checkpoint import INDEX_FILE, checkpoint_sha256, open_checkpoint
+from clefq.clef.checkpoint import checkpoint_sha256, open_checkpoint
 from clefq.clef.head_config import HeadConfig
 from clefq.clef.tensor_files import read_header
+from clefq.clef.weight_files import INDEX
 from clefq.errors import CheckpointError
 from tests.clef.layout import (
     HEAD,
@@ -44,7 +45,7 @@ def test_a_whole_checkpoint_opens(folder: Path) -> None:
 
 
 def test_one_file_without_index_and_a_head_in_its_own_folder_open(folder: Path) -> None:
-    (folder / INDEX_FILE).unlink()
+    (folder / INDEX).unlink()
     for shard in SHARDS:
         (folder / shard).unlink()
     write_tensors(
@@ -212,27 +213,27 @@ DAMAGES: dict[str, Damage] = {
         "model-00001",
         "leave holes",
     ),
-    "no shard": (lambda f: shard(f, 2).unlink(), INDEX_FILE, "missing shard(s): model-00002"),
+    "no shard": (lambda f: shard(f, 2).unlink(), INDEX, "00002.safetensors is missing"),
     "shard elsewhere": (
-        lambda f: edit(f / INDEX_FILE, lambda i: i["weight_map"].update(x="../x.safetensors")),
-        INDEX_FILE,
-        "missing shard(s): ../x",
+        lambda f: edit(f / INDEX, lambda i: i["weight_map"].update(x="../x.safetensors")),
+        INDEX,
+        "outside the folder",
     ),
-    "index no map": (lambda f: (f / INDEX_FILE).write_text("{}"), INDEX_FILE, "no weight_map"),
+    "index no map": (lambda f: (f / INDEX).write_text("{}"), INDEX, "no weight_map"),
     "index wrong file": (
-        lambda f: edit(f / INDEX_FILE, rename_in_map),
-        INDEX_FILE,
-        f"{PROJECTION} is not in model-00002",
+        lambda f: edit(f / INDEX, rename_in_map),
+        INDEX,
+        f"places {PROJECTION} in model-00002",
     ),
     "index lacks tensor": (
-        lambda f: edit(f / INDEX_FILE, lambda i: i["weight_map"].pop(PROJECTION) and i),
-        INDEX_FILE,
-        f"{PROJECTION} is in no entry",
+        lambda f: edit(f / INDEX, lambda i: i["weight_map"].pop(PROJECTION) and i),
+        INDEX,
+        f"does not name {PROJECTION}",
     ),
     "no weights": (
-        lambda f: (f / INDEX_FILE).unlink(),
+        lambda f: (f / INDEX).unlink(),
         "model",
-        f"neither {INDEX_FILE} nor model.safetensors",
+        f"neither {INDEX} nor model.safetensors",
     ),
     "doubled names": (doubled_prefix, "model", "no weights for model.language_model.embed_tokens"),
     "more layers": (

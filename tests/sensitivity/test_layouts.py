@@ -11,12 +11,12 @@ import yaml
 from clefq.clef.checkpoint import Checkpoint, open_checkpoint
 from clefq.clef.formats import BF16, RECIPE_FORMATS, RECIPES
 from clefq.clef.tensor_files import read_header
+from clefq.clef.weight_files import open_tensors
 from clefq.console import Console
 from clefq.errors import InputError, RecipeError
 from clefq.quantize.plan import make_plan
 from clefq.quantize.recipes import Recipe, bundled_recipe
 from clefq.quantize.run import QuantizeSpec, quantize
-from clefq.quantize.tensors import open_tensors
 from clefq.sensitivity.blocks import Block, find_blocks, parse_schemes, uniform
 from clefq.sensitivity.cost import DEFAULT_SPEEDS, cost_model, parse_speeds
 from clefq.sensitivity.layouts import published_layouts, recipe_layout, write_recipe

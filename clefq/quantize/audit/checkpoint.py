@@ -34,11 +34,11 @@ from clefq.clef.family import (
     text_prefix,
 )
 from clefq.clef.tensor_files import TensorInfo
+from clefq.clef.weight_files import INDEX, FolderTensors, scan_folder
 from clefq.errors import CheckpointError
 from clefq.quantize.audit import files, scales, values
 from clefq.quantize.audit import source as against
 from clefq.quantize.audit.report import AuditReport
-from clefq.quantize.tensors import INDEX, FolderTensors, scan_folder
 from clefq.store.atomic import read_json
 
 _FLOATS = ("BF16", "F16", "F32")

@@ -12,11 +12,11 @@ from clefq.clef.family import FAMILY
 from clefq.clef.head_config import HeadConfig
 from clefq.clef.images import PROCESSOR_FILES
 from clefq.clef.tensor_files import check_head_file, read_header, same_bytes
+from clefq.clef.weight_files import HEAD_FILES
 from clefq.errors import ClefqError
 from clefq.quantize.audit.report import AuditReport
 from clefq.quantize.audit.values import IMPOSSIBLE, scan
 from clefq.quantize.finish import side_files
-from clefq.quantize.tensors import HEAD_FILES
 from clefq.store.atomic import read_json, sha256_file
 
 HEAD_CONFIG = "joint_head_config.json"

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from clefq.clef.config_match import NVFP4, Scheme
 from clefq.clef.family import fused_groups
 from clefq.clef.tensor_files import TensorInfo, same_bytes
+from clefq.clef.weight_files import open_tensors
 from clefq.quantize.audit.report import AuditReport
 from clefq.quantize.finish import identity, loaded_files
 from clefq.quantize.manifest import MANIFEST, read_manifest
-from clefq.quantize.tensors import open_tensors
 from clefq.quantize.workers import in_threads
 from clefq.store.atomic import sha256_file
 

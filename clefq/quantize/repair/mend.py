@@ -25,6 +25,7 @@ from clefq.clef.family import FusedGroup
 from clefq.clef.formats import scheme_from_config
 from clefq.clef.small_floats import encode_e4m3
 from clefq.clef.tensor_files import Buffer, TensorInfo
+from clefq.clef.weight_files import INDEX, open_tensors, weight_files
 from clefq.console import Console
 from clefq.errors import AuditError
 from clefq.quantize import finish
@@ -46,14 +47,7 @@ from clefq.quantize.repair.refusals import (
     refuse_damaged_inputs,
 )
 from clefq.quantize.repair.report import Mended, RepairReport
-from clefq.quantize.tensors import (
-    INDEX,
-    OutTensor,
-    ShardFile,
-    open_tensors,
-    weight_files,
-    write_index,
-)
+from clefq.quantize.tensors import OutTensor, ShardFile, write_index
 from clefq.quantize.values import Floats, decode, nvfp4_floats, read_floats
 from clefq.store.atomic import atomic_folder
 

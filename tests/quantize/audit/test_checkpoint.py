@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from clefq.clef.weight_files import open_tensors
 from clefq.errors import CheckpointError
 from clefq.quantize.audit import audit_checkpoint
 from clefq.quantize.audit.report import CHECKS, AuditReport
-from clefq.quantize.tensors import open_tensors
 from tests.quantize.conftest import Make
 from tests.quantize.editing import LAYER, Tensors, edit, edit_config
 

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from clefq.clef.weight_files import open_tensors
 from clefq.quantize.audit import audit_checkpoint
 from clefq.quantize.audit.report import AuditReport
 from clefq.quantize.audit.values import _longest, vocabulary
-from clefq.quantize.tensors import open_tensors
 from tests.quantize.conftest import Make
 from tests.quantize.editing import LAYER, edit
 
