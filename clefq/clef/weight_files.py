@@ -52,7 +52,9 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not isinstance(table, dict) or not table:
         raise CheckpointError(f"{index} has no weight_map.", fix="download that file again.")
     if any("/" in str(name) or str(name).startswith(".") for name in table.values()):
-        raise CheckpointError(f"{index} names files outside the folder.")
+        raise CheckpointError(
+            f"{index} names files outside the folder.", fix="download that file again."
+        )
     return {str(key): str(value) for key, value in table.items()}
 
 
