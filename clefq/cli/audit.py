@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clefq.cli.options import Json, Quiet
+from clefq.cli.options import Json, Quiet, Run
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from clefq.quantize.audit.report import AuditReport
 
-Folder = Annotated[Path, typer.Argument(metavar="CKPT", help="Quantized checkpoint folder.")]
+Checkpoint = Annotated[
+    str,
+    typer.Argument(
+        metavar="CKPT",
+        help="Quantized checkpoint: a folder, a variant of the run folder, or a hub id.",
+    ),
+]
 Source = Annotated[
     str | None,
     typer.Option(
-        "--source", metavar="BF16", help="The BF16 checkpoint it was made from: folder or hub id."
+        "--source",
+        metavar="BF16",
+        help="The BF16 checkpoint it was made from: folder, variant or hub id.",
     ),
 ]
 
 
 def command(
-    checkpoint: Folder, source: Source = None, json_output: Json = False, quiet: Quiet = False
+    checkpoint: Checkpoint,
+    source: Source = None,
+    run: Run = None,
+    json_output: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Prove from its tensors that a quantized checkpoint is sound.
 
@@ -33,11 +44,14 @@ def command(
     """
     from clefq.console import Console
     from clefq.names.models import find_model
+    from clefq.names.run import find_run
     from clefq.quantize.audit import audit_checkpoint
 
     console = Console(json_output=json_output, quiet=quiet)
-    original = None if source is None else find_model(source).folder
-    report = audit_checkpoint(checkpoint, original)
+    here = find_run(run)
+    folder = find_model(checkpoint, here).folder
+    original = None if source is None else find_model(source, here).folder
+    report = audit_checkpoint(folder, original)
     console.result(report.to_json(), render(report))
     if not report.passed:
         raise typer.Exit(1)
