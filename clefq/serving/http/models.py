@@ -149,7 +149,7 @@ def request_model(limits: Limits) -> type[BaseModel]:
             Field(min_length=2, max_length=limits.max_levels),
         ),
     )
-    question = kinds[0] | kinds[1] | kinds[2]
+    question: Any = kinds[0] | kinds[1] | kinds[2]
     images = (
         f"Base64 texts or data URLs of {', '.join(limits.image_formats)} files, each at most "
         f"{limits.max_image_bytes:,} bytes and {limits.max_image_pixels:,} pixels, together "
