@@ -266,6 +266,7 @@ class Details(Stored):
         gaps: Accuracy differences by cohort.
         accuracy: Accuracy with failures counted as wrong.
         wilson: Wilson intervals.
+        clustering: By metric, how many records its interval rests on, and which of them move it.
     """
 
     percentiles: Mapping[str, Any] | None
@@ -276,6 +277,7 @@ class Details(Stored):
     gaps: Mapping[str, Any] | None
     accuracy: Mapping[str, Any] | None
     wilson: Mapping[str, Any] | None
+    clustering: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
