@@ -2,59 +2,69 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clefq.cli.options import Json, Quiet, Run
+from clefq.cli.options import Json, Quiet
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from clefq.quantize.audit.report import AuditReport
 
-Checkpoint = Annotated[
-    str,
-    typer.Argument(
-        metavar="CKPT",
-        help="Quantized checkpoint: a folder, a variant of the run folder, or a hub id.",
-    ),
+Folder = Annotated[
+    str, typer.Argument(metavar="CKPT", help="Quantized checkpoint: a folder or a hub id.")
 ]
 Source = Annotated[
     str | None,
     typer.Option(
-        "--source",
-        metavar="BF16",
-        help="The BF16 checkpoint it was made from: folder, variant or hub id.",
+        "--source", metavar="BF16", help="The BF16 checkpoint it was made from: folder or hub id."
     ),
 ]
 
 
+Records = Annotated[
+    Path | None,
+    typer.Option("--calibration", metavar="SET", help="Measure input scales with these records."),
+]
+Vanished = Annotated[
+    bool,
+    typer.Option("--allow-vanished", help="Accept weights that four bits erase, as a note."),
+]
+
+
 def command(
-    checkpoint: Checkpoint,
+    checkpoint: Folder,
     source: Source = None,
-    run: Run = None,
+    calibration: Records = None,
+    allow_vanished: Vanished = False,
     json_output: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Prove from its tensors that a quantized checkpoint is sound.
 
-    Checks shared scales, coverage, untouched tensors, hashes and more; exits with 1 on a breach.
-    Needs no torch without --source.
+    Ends with one word: sound (proven against --source), consistent (nothing contradicts, and what
+    is not proven is listed) or broken, which exits with 1. Needs no torch without --source.
     """
     from clefq.console import Console
     from clefq.names.models import find_model
-    from clefq.names.run import find_run
     from clefq.quantize.audit import audit_checkpoint
 
     console = Console(json_output=json_output, quiet=quiet)
-    here = find_run(run)
-    folder = find_model(checkpoint, here).folder
-    original = None if source is None else find_model(source, here).folder
-    report = audit_checkpoint(folder, original)
+    original = None if source is None else find_model(source).folder
+    folder = find_model(checkpoint).folder if _is_hub_id(checkpoint) else Path(checkpoint)
+    report = audit_checkpoint(
+        folder, original, allow_vanished=allow_vanished, calibration=calibration
+    )
     console.result(report.to_json(), render(report))
     if not report.passed:
         raise typer.Exit(1)
+
+
+def _is_hub_id(name: str) -> bool:
+    return not Path(name).exists() and name.count("/") == 1 and not name.startswith((".", "/"))
 
 
 def render(report: AuditReport) -> RenderableType:
@@ -74,15 +84,16 @@ def render(report: AuditReport) -> RenderableType:
             result = Text("ok", "green") if not count else Text(f"{count} breach(es)", "bold red")
             table.add_row(check, f"{report.counts[check]:,}", result)
     parts: list[RenderableType] = [Text(f"{report.folder}  ({report.scheme})"), table]
-    shown = report.breaches[:_SHOWN]
-    for breach in shown:
-        parts.append(Text(f"\n{breach.check}: {breach.subject}", "bold red"))
-        parts.append(Text(f"  {breach.message}"))
-        if breach.effect:
-            parts.append(Text(f"  → {breach.effect}"))
-    if len(report.breaches) > _SHOWN:
-        parts.append(Text(f"\n… and {len(report.breaches) - _SHOWN} more (--json lists all)"))
+    causes = report.causes()
+    for cause in causes[:_SHOWN]:
+        parts.append(Text(f"\n{cause.check}: {cause.subject}", "bold red"))
+        parts.append(Text(f"  {cause.message}"))
+        if cause.effect:
+            parts.append(Text(f"  → {cause.effect}"))
+    if len(causes) > _SHOWN:
+        parts.append(Text(f"\n… and {len(causes) - _SHOWN} more (--json lists all)"))
     parts += [Text(f"note: {note}", "dim") for note in report.notes]
+    parts += [Text(f"not proven: {line}", "dim") for line in report.unproven]
     parts.append(Text(_verdict(report)))
     return Group(*parts)
 
@@ -91,12 +102,14 @@ _SHOWN = 12
 
 
 def _verdict(report: AuditReport) -> str:
-    if report.passed:
-        return "clean"
-    count = f"{len(report.breaches)} breach(es)"
-    kinds = {breach.check for breach in report.breaches}
-    if kinds <= {"weight scales", "input scales"}:
-        return f"{count}\nnext: clefq repair {report.folder} --out DIR"
-    if kinds <= {"weight scales", "input scales", "untouched"}:
-        return f"{count}\nnext: clefq repair {report.folder} --source BF16 --out DIR"
-    return count
+    from clefq.quantize.repair.refusals import mendable
+
+    if report.word == "sound":
+        return "sound"
+    if report.word == "consistent":
+        return "consistent, not proven: see above"
+    word = f"broken: {len(report.breaches)} breach(es)"
+    if mendable(report, with_source=report.against_source):
+        given = " --source BF16" if report.against_source else ""
+        return f"{word}\nnext: clefq repair {report.folder}{given} --out DIR"
+    return word

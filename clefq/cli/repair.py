@@ -7,36 +7,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clefq.cli.options import Json, Quiet, Run
+from clefq.cli.options import Json, Quiet
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from clefq.quantize.repair.report import RepairReport
 
-Checkpoint = Annotated[
-    str,
-    typer.Argument(
-        metavar="CKPT",
-        help="Quantized checkpoint: a folder, a variant of the run folder, or a hub id.",
-    ),
-]
+Folder = Annotated[Path, typer.Argument(metavar="CKPT", help="Quantized checkpoint folder.")]
 Source = Annotated[
     str | None,
     typer.Option(
-        "--source",
-        metavar="BF16",
-        help="The BF16 checkpoint it was made from: folder, variant or hub id.",
+        "--source", metavar="BF16", help="The BF16 checkpoint it was made from: folder or hub id."
     ),
 ]
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the mended copy.")]
 
 
 def command(
-    checkpoint: Checkpoint,
+    checkpoint: Folder,
     out: Out,
     source: Source = None,
-    run: Run = None,
     json_output: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -46,14 +37,11 @@ def command(
     """
     from clefq.console import Console
     from clefq.names.models import find_model
-    from clefq.names.run import find_run
     from clefq.quantize.repair import repair_checkpoint
 
     console = Console(json_output=json_output, quiet=quiet)
-    here = find_run(run)
-    folder = find_model(checkpoint, here).folder
-    original = None if source is None else find_model(source, here).folder
-    report = repair_checkpoint(folder, original, out, console)
+    original = None if source is None else find_model(source).folder
+    report = repair_checkpoint(checkpoint, original, out, console)
     console.result(report.to_json(), render(report))
 
 
@@ -64,7 +52,7 @@ def render(report: RepairReport) -> RenderableType:
     from rich.text import Text
 
     if report.folder is None:
-        return Text("clean: nothing to mend, nothing written")
+        return Text("nothing to mend, nothing written")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("projection", "method", "modules", "served at", "error before", "now"):
         table.add_column(name, justify="left" if name in ("projection", "method") else "right")
@@ -77,7 +65,10 @@ def render(report: RepairReport) -> RenderableType:
         parts.append(Text(f"{len(report.inputs)} groups now share their input scale"))
     if report.restored:
         parts.append(Text(f"{len(report.restored)} unquantized tensors restored from the source"))
-    parts.append(Text(f"audit clean\nnext: clefq predict {report.folder} --eval SET"))
+    if report.remade:
+        parts.append(Text(f"{len(report.remade)} damaged modules made anew from the source"))
+    word = "" if report.audit is None else report.audit.word
+    parts.append(Text(f"audit {word}\nnext: clefq predict {report.folder} --eval SET"))
     return Group(*parts)
 
 

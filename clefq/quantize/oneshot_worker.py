@@ -19,6 +19,7 @@ from typing import Any
 
 from clefq.clef.family import FAMILY
 from clefq.clef.images import ImageReader
+from clefq.quantize.audit.measured import watching
 from clefq.quantize.shared_scales import shared_scale_tables
 
 SHARD_SIZE = "5GB"
@@ -35,6 +36,8 @@ class Job:
         prompts: JSON file, a list of `{"ids", "images"}`; None for data-free recipes.
         offload: Folder to keep weights in that do not fit into memory, or None.
         memory: With `offload`, bytes of weights that may stay in memory.
+        maxima: With `prompts`: file for the largest inputs of the modules in `watched`, per prompt.
+        watched: Modules whose inputs are calibrated.
         shared_scales: Share global scales as serving needs them. Off only to reproduce, in
             tests, what llm-compressor makes by itself.
     """
@@ -45,6 +48,8 @@ class Job:
     prompts: str | None = None
     offload: str | None = None
     memory: int = 0
+    maxima: str | None = None
+    watched: tuple[str, ...] = ()
     shared_scales: bool = True
 
     def to_json(self) -> str:
@@ -65,8 +70,11 @@ def run_job(job: Job) -> None:
         data = calibration_arguments(prompts, job.source)
     if data.get("pipeline") == "basic" and job.offload is None:
         _onto_gpus(model)
-    with shared_scale_tables() if job.shared_scales else nullcontext():
+    shared = shared_scale_tables() if job.shared_scales else nullcontext()
+    with shared, watching(model, job.watched) as maxima:
         oneshot(model=model, recipe=job.recipe, **data)
+    if job.maxima is not None:
+        Path(job.maxima).write_text(json.dumps(maxima), encoding="utf-8")
     with same_codes_everywhere():
         model.save_pretrained(job.saved, save_compressed=True, max_shard_size=SHARD_SIZE)
 

@@ -25,7 +25,7 @@ def output_folder(out: Path, fingerprint: Callable[[], dict[str, Any]]) -> Itera
     """Yields the folder to fill.
 
     What an interrupted run of the same work has finished is still in it. After an error it is
-    kept for the next run, except when the result would be wrong.
+    kept for the next run, except when the result would be wrong and no calibration went into it.
 
     Args:
         out: The final folder.
@@ -51,8 +51,21 @@ def output_folder(out: Path, fingerprint: Callable[[], dict[str, Any]]) -> Itera
                 raise CheckpointError("the source changed while it was read.", fix="run it again.")
             (folder / MARK).unlink()
     except AuditError:
-        shutil.rmtree(partial, ignore_errors=True)
+        _keep_calibration(partial)
         raise
+
+
+def _keep_calibration(partial: Path) -> None:
+    """Removes a wrong result, but for a finished calibration: that took long and may be right."""
+    work = next((done.parent for done in partial.glob("*/saved.done")), None)
+    if work is None:
+        shutil.rmtree(partial, ignore_errors=True)
+        return
+    for path in partial.iterdir():
+        if path.is_dir() and path != work:
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.is_file() and path.name != MARK:
+            path.unlink()
 
 
 def bytes_there(out: Path) -> int:

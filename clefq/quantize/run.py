@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +19,9 @@ from clefq.console import Console
 from clefq.errors import AuditError, InputError, RecipeError
 from clefq.names.hub import verify_download
 from clefq.names.models import ModelRef, find_model
-from clefq.names.run import RunFolder, only_set
 from clefq.quantize import finish, preflight
 from clefq.quantize.audit import audit_checkpoint, summary
+from clefq.quantize.audit.measured import FEW_RECORDS, growth
 from clefq.quantize.audit.report import AuditReport
 from clefq.quantize.calibration import Calibration, load_calibration
 from clefq.quantize.layout import (
@@ -49,6 +50,7 @@ from clefq.store.atomic import sha256_file, write_json, write_text
 
 METHODS = ("auto", "oneshot", "stream")
 _WORK = ".work"
+_MAXIMA = "maxima.json"
 _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
@@ -65,8 +67,7 @@ class QuantizeSpec:
         max_length: Token limit per calibration record.
         fp8_layers: For `mixed`: how many of the last layers have FP8 MLPs.
         max_shard_bytes: Limit of an output shard.
-        run: Run folder that `model` may name a variant of; its only calibration set is taken where
-            none is given.
+        allow_vanished: Accept weights that four bits erase, however many they are.
     """
 
     model: str
@@ -77,7 +78,7 @@ class QuantizeSpec:
     max_length: int = DEFAULT_MAX_LENGTH
     fp8_layers: int | None = None
     max_shard_bytes: int = MAX_SHARD_BYTES
-    run: RunFolder | None = None
+    allow_vanished: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,23 +160,24 @@ def quantize(spec: QuantizeSpec, out: Path, console: Console) -> Result:
         _write(partial, work, outputs, write_unit, console)
         config = finish.config_with(work.checkpoint.config, work.plan.quantization_config)
         report = _verify(partial, work, config)
+        coverage = _coverage(work, partial, console)
         shutil.rmtree(partial / _WORK, ignore_errors=True)
         write_json(partial / "config.json", config)
-        manifest = _manifest(partial, work, report, started)
+        manifest = _manifest(partial, work, report, started, coverage)
         write_manifest(partial, manifest)
     return Result(out, manifest, report)
 
 
 def prepare(spec: QuantizeSpec, console: Console) -> Work:
     """Opens the source, plans the recipe and encodes the calibration set; writes nothing."""
-    source = find_model(spec.model, spec.run)
+    source = find_model(spec.model)
     checkpoint = open_checkpoint(source.folder)
     recipe = _recipe(spec, checkpoint)
     with quiet_libraries():
         plan = make_plan(source.folder, recipe)
     method = _method(spec.method, plan, console)
     tensors = checkpoint.tensors
-    calibration = _calibration(spec, plan, source.folder, console)
+    calibration = _calibration(spec, plan, source.folder)
     if calibration is not None and calibration.role == "eval":
         console.note(f"{calibration.set_name} is an eval set: judge the result on another one.")
     device = default_device()
@@ -256,21 +258,15 @@ def _method(asked: str, plan: Plan, console: Console) -> str:
     return "oneshot"
 
 
-def _calibration(
-    spec: QuantizeSpec, plan: Plan, model: Path, console: Console
-) -> Calibration | None:
+def _calibration(spec: QuantizeSpec, plan: Plan, model: Path) -> Calibration | None:
     if not plan.needs_data:
         return None
-    chosen = spec.calibration
-    if chosen is None and spec.run is not None:
-        chosen = only_set(spec.run, "calibration", "--calibration")
-        console.note(f"calibration set {chosen.name}, the only one of the run folder")
-    if chosen is None:
+    if spec.calibration is None:
         raise InputError(
             "this scheme calibrates activations and needs a calibration set.",
             fix="build one with `clefq build calibration NAME`, then add --calibration SET.",
         )
-    return load_calibration(chosen, model, spec.max_length)
+    return load_calibration(spec.calibration, model, spec.max_length)
 
 
 def _fingerprint(work: Work) -> dict[str, Any]:
@@ -318,6 +314,8 @@ def _oneshot(work: Work, folder: Path, console: Console) -> tuple[Outputs, Write
             prompts=None if prompts is None else str(prompts),
             offload=str(folder / "offload") if work.needs.offload else None,
             memory=preflight.available_memory() - work.needs.memory,
+            maxima=None if prompts is None else str(folder / _MAXIMA),
+            watched=tuple(m for m, scheme in work.plan.modules.items() if _calibrated(scheme)),
         )
         with console.progress("quantizing layers, %", 100) as advance:
             run_oneshot(job, folder / "oneshot.log", _Steps(advance))
@@ -326,6 +324,41 @@ def _oneshot(work: Work, folder: Path, console: Console) -> tuple[Outputs, Write
         raise AuditError("llm-compressor wrote another quantization_config than was planned.")
     outputs = saved_outputs(saved, list(work.plan.modules))
     return outputs, take_over(saved, work.tensors)
+
+
+def _calibrated(scheme: Any) -> bool:
+    """Whether a compressed-tensors scheme has an input scale that data decides."""
+    inputs = scheme.input_activations
+    return inputs is not None and inputs.dynamic is not True
+
+
+def _coverage(work: Work, partial: Path, console: Console) -> dict[str, object] | None:
+    """What stands behind each calibrated scale, for the manifest; said where it is little."""
+    calibration = work.calibration
+    if calibration is None:
+        return None
+    found = calibration.to_json()
+    path = partial / _WORK / _MAXIMA
+    grown = None
+    if path.is_file():
+        grown = growth(json.loads(path.read_text(encoding="utf-8")), len(calibration.prompts))
+    tokens = sum(len(prompt.token_ids) for prompt in calibration.prompts)
+    said = f"{len(calibration.prompts)} records ({tokens:,} tokens) stand behind each input scale"
+    if grown is not None:
+        found["maxima"] = grown.to_json()
+        said += (
+            f"; the last tenth of them raised {grown.grew} of {grown.places} maxima, by up to "
+            f"{grown.factor:.2f} times"
+        )
+    few = len(calibration.prompts) < FEW_RECORDS
+    advice = f": with fewer than {FEW_RECORDS}, real inputs exceed many scales" if few else ""
+    console.note(f"{said}{advice}.")
+    if calibration.truncated_records:
+        console.note(
+            f"{calibration.truncated_records} calibration records lost the end of their state: "
+            f"they are longer than {calibration.max_length:,} tokens (--max-length)."
+        )
+    return found
 
 
 class _Steps:
@@ -365,14 +398,30 @@ def _verify(partial: Path, work: Work, config: Mapping[str, Any]) -> AuditReport
     Raises:
         AuditError: A rule is broken.
     """
-    report = audit_checkpoint(partial, work.source.folder, config=config)
+    report = audit_checkpoint(
+        partial, work.source.folder, config=config, allow_vanished=work.spec.allow_vanished
+    )
     if not report.passed:
         lines = [f"{b.check}: {b.subject} {b.message}" for b in report.breaches]
-        raise AuditError(f"the result would be wrong: {lines[0]}.", faults=lines[1:])
+        kept = (partial / _WORK / "saved.done").is_file()
+        raise AuditError(
+            f"the result would be wrong: {lines[0]}.",
+            fix=f"the calibrated weights are kept in {partial / _WORK}: the same command audits "
+            "them again without calibrating; remove that folder to calibrate anew."
+            if kept
+            else None,
+            faults=lines[1:],
+        )
     return report
 
 
-def _manifest(partial: Path, work: Work, report: AuditReport, started: float) -> Manifest:
+def _manifest(
+    partial: Path,
+    work: Work,
+    report: AuditReport,
+    started: float,
+    calibration: dict[str, object] | None,
+) -> Manifest:
     source_files = finish.hash_files(work.source.folder)
     verify_download(work.source.folder, source_files)
     files = finish.hash_files(partial)
@@ -388,7 +437,7 @@ def _manifest(partial: Path, work: Work, report: AuditReport, started: float) ->
             "sha256": finish.identity(source_files),
         },
         recipe={"origin": work.recipe.origin, "sha256": work.recipe.sha256},
-        calibration=None if work.calibration is None else work.calibration.to_json(),
+        calibration=calibration,
         versions=finish.versions(),
         audit=summary(report),
         formats=work.plan.formats,

@@ -32,6 +32,13 @@ def decode(data: Buffer, dtype: str) -> Floats:
     raise ValueError(f"{dtype} is no float type")
 
 
+def to_bf16(values: Floats) -> Floats:
+    """Finite numbers rounded to BF16, ties to even, as float32."""
+    bits = values.astype(np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
+    return rounded.view(np.float32)
+
+
 def nvfp4_floats(packed: npt.NDArray[np.uint8], scales: Floats, divisor: float) -> Floats:
     """What stored NVFP4 numbers stand for: code · group scale / global scale.
 
@@ -70,5 +77,7 @@ def impossible(block: Buffer, dtype: str) -> int:
         return int(np.count_nonzero((np.frombuffer(block, dtype="<u2") & 0x7FFF) >= 0x4B80))
     if dtype in ("F16", "F32", "F64"):
         array: Any = np.frombuffer(block, dtype=_ITEM[dtype])
-        return int(array.size - np.count_nonzero(np.abs(array) < TOO_LARGE))
+        # no F16 number is too large, and the limit is none
+        limit = np.inf if dtype == "F16" else TOO_LARGE
+        return int(array.size - np.count_nonzero(np.abs(array) < limit))
     return 0

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 from clefq.parity.gates.planning import design_effect, questions_for_floor
 from clefq.parity.gates.schema import MIN_RECORDS_KL, Gate, GateFile
 from clefq.parity.statistics.metric import AT_LEAST, OVERALL, Metric
-from clefq.store.reading import Count, Stored
 
 PASS, FAIL, INCONCLUSIVE, NOT_GATED = "pass", "fail", "inconclusive", "not_gated"
 POWER = 0.8
@@ -63,7 +62,7 @@ class FigureSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class GateResult(Stored):
+class GateResult:
     """One judged gate: the JSON form of `gates` in `parity.json`.
 
     Attributes:
@@ -101,8 +100,8 @@ class GateResult(Stored):
     estimate: float | None
     lower: float | None
     upper: float | None
-    n_questions: Count
-    n_records: Count
+    n_questions: int
+    n_records: int
     questions_needed: int | None
 
     @property

@@ -19,7 +19,6 @@ from clefq.parity.gates.files import LoadedGates
 from clefq.parity.gates.parsing import parse_gates
 from clefq.store.atomic import sha256_bytes
 from clefq.store.predictions import PredictionsMeta
-from clefq.store.reading import Stored
 
 PREREGISTERED = "preregistered"
 AFTER_RESULTS = "after_results"
@@ -55,7 +54,7 @@ class GitEvidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Preregistration(Stored):
+class Preregistration:
     """Whether the gates predate the candidate's results.
 
     Attributes:

@@ -18,7 +18,6 @@ from clefq.parity.gates.judging import FAIL, INCONCLUSIVE, NOT_GATED, PASS, Gate
 from clefq.parity.gates.rows import gate_row
 from clefq.parity.gates.schema import GateFile
 from clefq.store.predictions import PredictionsMeta
-from clefq.store.reading import Count, Stored
 
 INVALID = "invalid"
 ORDER = (PASS, INCONCLUSIVE, FAIL, INVALID)
@@ -31,7 +30,7 @@ EXIT_CODES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Coverage(Stored):
+class Coverage:
     """How many of the expected questions have a valid answer.
 
     Attributes:
@@ -45,14 +44,14 @@ class Coverage(Stored):
         other_prompt: Questions that both answered, but from different prompts.
     """
 
-    expected: Count
-    baseline_failed: Count
-    candidate_failed: Count
-    valid: Count
+    expected: int
+    baseline_failed: int
+    candidate_failed: int
+    valid: int
     minimum: float
     examples: tuple[str, ...] = ()
-    truncated: Count = 0
-    other_prompt: Count = 0
+    truncated: int = 0
+    other_prompt: int = 0
 
     @property
     def share(self) -> float:
@@ -75,7 +74,7 @@ class Coverage(Stored):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict(Stored):
+class Verdict:
     """The verdict of one candidate on one set.
 
     Attributes:

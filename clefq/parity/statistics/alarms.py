@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from clefq.parity.statistics.metric import Metric
-from clefq.store.reading import Count, Stored
 
 MIN_RECORDS = 10
 # Slices of these keys are searched; margin bands are defined by the baseline's own answers.
@@ -22,7 +21,7 @@ Figure = Callable[[str, float], Metric | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Alarm(Stored):
+class Alarm:
     """One slice in which the candidate is worse.
 
     Attributes:
@@ -39,7 +38,7 @@ class Alarm(Stored):
     estimate: float
     upper: float
     level: float
-    n_questions: Count
+    n_questions: int
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object of `parity.json`."""

@@ -15,14 +15,9 @@ from typing import Any
 
 from clefq.clef.checkpoint import LM_HEAD, embeddings_agree, weight_bytes
 from clefq.clef.config_match import (
-    FP8,
-    NVFP4,
     Scheme,
-    misnamed,
-    misread,
-    quantization_of,
-    schemes_of,
 )
+from clefq.clef.encoding import DEFAULT_MAX_LENGTH
 from clefq.clef.family import (
     FAMILY,
     Shapes,
@@ -30,18 +25,16 @@ from clefq.clef.family import (
     fused_groups,
     linear_modules,
     protected_reason,
-    served_name,
     text_prefix,
 )
 from clefq.clef.tensor_files import TensorInfo
 from clefq.clef.weight_files import INDEX, FolderTensors, scan_folder
 from clefq.errors import CheckpointError
-from clefq.quantize.audit import files, scales, values
+from clefq.quantize.audit import bounds, files, foreign, measured, scales, settings, values
 from clefq.quantize.audit import source as against
 from clefq.quantize.audit.report import AuditReport
+from clefq.quantize.calibration import load_calibration
 from clefq.store.atomic import read_json
-
-_FLOATS = ("BF16", "F16", "F32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +57,12 @@ class Audited:
 
 
 def audit_checkpoint(
-    folder: Path, source: Path | None = None, *, config: Mapping[str, Any] | None = None
+    folder: Path,
+    source: Path | None = None,
+    *,
+    config: Mapping[str, Any] | None = None,
+    allow_vanished: bool = False,
+    calibration: Path | None = None,
 ) -> AuditReport:
     """Audits a checkpoint.
 
@@ -72,6 +70,8 @@ def audit_checkpoint(
         folder: The quantized checkpoint.
         source: The BF16 checkpoint it was made from, if it is to be compared.
         config: Used in place of `config.json` while a checkpoint is being made.
+        allow_vanished: Weights that four bits erase are a note, however many they are.
+        calibration: Set to measure activations with, for input scales; needs torch.
 
     Returns:
         The report; `passed` tells whether any rule is broken.
@@ -82,12 +82,22 @@ def audit_checkpoint(
     report = AuditReport(str(folder))
     body = _read_config(folder) if config is None else config
     audited = _open(report, folder, body)
-    _config(report, audited)
+    if foreign.names(report, audited.refs):
+        return report
+    settings.loads(report, folder, body, audited.refs, source)
+    settings.layouts(report, audited.refs, audited.expected, audited.schemes)
     _coverage(report, audited)
     _protected(report, audited)
     _formats(report, audited)
     scales.global_scales(report, audited.refs, audited.schemes)
     scales.local_scales(report, audited.refs, audited.schemes)
+    bounds.weights(report, audited.refs, audited.schemes)
+    bounds.inputs(report, audited.refs, audited.schemes)
+    bounds.norms(report, audited.refs)
+    if calibration is not None:
+        model = folder if source is None else source
+        records = load_calibration(calibration, model, DEFAULT_MAX_LENGTH)
+        measured.check(report, audited.refs, audited.schemes, model, records)
     proven = source is not None
     values.check(report, audited.refs, audited.schemes, folder, proven)
     files.head(report, folder, source)
@@ -95,9 +105,10 @@ def audit_checkpoint(
         files.settings(report, folder, body, source)
     against.manifest(report, folder)
     if source is None:
-        report.notes.append("not compared with a source; give --source to do so.")
+        settings.unproven(report, audited.schemes)
     else:
-        against.compare(report, audited.refs, audited.schemes, source)
+        report.against_source = True
+        against.compare(report, audited.refs, audited.schemes, source, allow_vanished)
     return report
 
 
@@ -131,6 +142,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _open(report: AuditReport, folder: Path, config: Mapping[str, Any]) -> Audited:
+    foreign.weights(folder)
     found = scan_folder(folder)
     _files(report, found)
     if not (folder / INDEX).is_file():
@@ -142,31 +154,9 @@ def _open(report: AuditReport, folder: Path, config: Mapping[str, Any]) -> Audit
             f"{folder / 'config.json'} is not that of a {FAMILY.name} model.",
             fix="give a Clef checkpoint, or another one of its architecture.",
         )
-    schemes: dict[str, Scheme] = {}
     report.facts["bytes"] = weight_bytes(folder)
     report.looked_at("config")
-    block = quantization_of(config)
-    if block is None:
-        _unquantized(report, found)
-    elif (method := _method(block)) != "compressed-tensors":
-        raise CheckpointError(
-            f"{folder} is quantized by {method!r}, not in the compressed-tensors format.",
-            fix="audit reads compressed-tensors checkpoints only.",
-        )
-    else:
-        try:
-            schemes = schemes_of(block, linear_modules(expected))
-        except ValueError as error:
-            report.breach("config", "config.json", str(error), "loading fails")
-        for fault in misread(block) if schemes else ():
-            report.breach("config", "config.json", fault, "it runs in another arithmetic")
-        status = block.get("quantization_status")
-        if status != "compressed":
-            message = f"quantization_status is {status!r}, expected 'compressed'"
-            report.breach("config", "config.json", message, "transformers loads no usable weights")
-        if not schemes:
-            report.breach("config", "config.json", "its quantization_config matches no Linear")
-        _names(report, block, linear_modules(expected), schemes)
+    schemes = settings.schemes(report, folder, config, found.refs, linear_modules(expected))
     counts: dict[str, int] = {}
     for scheme in schemes.values():
         counts[scheme.arithmetic] = counts.get(scheme.arithmetic, 0) + 1
@@ -176,122 +166,8 @@ def _open(report: AuditReport, folder: Path, config: Mapping[str, Any]) -> Audit
     return Audited(folder, config, found.refs, expected, schemes)
 
 
-def _method(block: Any) -> Any:
-    return block.get("quant_method") if isinstance(block, Mapping) else None
-
-
-def _names(
-    report: AuditReport, block: Mapping[str, Any], linears: list[str], schemes: Mapping[str, Scheme]
-) -> None:
-    wrong = misnamed(block, linears) if schemes else []
-    if wrong:
-        module, kind = wrong[0]
-        stored = schemes[module].arithmetic if module in schemes else "bf16"
-        report.breach(
-            "config",
-            "config.json",
-            f"its patterns miss vLLM's names: {module} is {stored} here, but "
-            f"{served_name(module)} is {kind} there ({len(wrong)} modules); begin patterns with "
-            "re:.* instead",
-            "loading fails, or weights are taken for what they are not",
-        )
-
-
-def _unquantized(report: AuditReport, found: FolderTensors) -> None:
-    packed = [name for name in found.refs if name.endswith((".weight_packed", ".weight_scale"))]
-    if packed:
-        report.breach(
-            "config",
-            "config.json",
-            f"has no quantization_config, though {packed[0]} is quantized",
-            "the engine loads it as BF16 and fails",
-        )
-
-
-def _config(report: AuditReport, audited: Audited) -> None:
-    refs, expected = audited.refs, audited.expected
-    for module in linear_modules(expected):
-        report.looked_at("config")
-        scheme = audited.schemes.get(module)
-        stored = {suffix for suffix in _SUFFIXES if f"{module}.{suffix}" in refs}
-        due = set(scheme.suffixes) if scheme is not None else {"weight"}
-        for suffix in sorted(due - stored):
-            report.breach("config", f"{module}.{suffix}", "is missing", "loading fails")
-        for suffix in sorted(stored - due):
-            said = "leaves it BF16" if scheme is None else f"says {scheme.format}"
-            report.breach(
-                "config",
-                f"{module}.{suffix}",
-                f"is there, though the config {said}",
-                "loading fails or ignores it",
-            )
-        if scheme is not None:
-            _layout(report, module, scheme, audited)
-        elif f"{module}.weight" in refs and refs[f"{module}.weight"].dtype not in _FLOATS:
-            report.breach(
-                "config",
-                f"{module}.weight",
-                f"is stored as {refs[f'{module}.weight'].dtype}, though the config leaves it BF16",
-                "the codes are taken for weights",
-            )
-
-
-_SUFFIXES = (
-    "weight",
-    "weight_packed",
-    "weight_scale",
-    "weight_global_scale",
-    "input_global_scale",
-    "input_scale",
-    "weight_zero_point",
-)
-
-
-def _layout(report: AuditReport, module: str, scheme: Scheme, audited: Audited) -> None:
-    rows, columns = audited.expected[f"{module}.weight"]
-    for suffix, (dtypes, shapes) in _layouts(scheme, rows, columns).items():
-        ref = audited.refs.get(f"{module}.{suffix}")
-        if ref is None:
-            continue
-        if ref.dtype not in dtypes or (shapes and ref.shape not in shapes):
-            report.breach(
-                "config",
-                ref.name,
-                f"is {ref.dtype}{list(ref.shape)}, expected {dtypes[0]}"
-                + (f"{list(shapes[0])}" if shapes else ""),
-                "loading fails",
-            )
-
-
-def _layouts(
-    scheme: Scheme, rows: int, columns: int
-) -> dict[str, tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]]:
-    if scheme.format == NVFP4:
-        size = scheme.group_size or 16
-        return {
-            "weight_packed": (("U8",), ((rows, columns // 2),)),
-            "weight_scale": (("F8_E4M3",), ((rows, columns // size),)),
-            "weight_global_scale": (("F32", "BF16"), ((1,), ())),
-            "input_global_scale": (("F32", "BF16"), ((1,), ())),
-        }
-    if scheme.format in FP8:
-        known: dict[str, tuple[tuple[int, ...], ...]] = {
-            "channel": ((rows, 1), (rows,)),
-            "tensor": ((1,), ()),
-        }
-        shapes = known.get(scheme.strategy, ())
-        if scheme.block is not None:
-            height, width = scheme.block
-            shapes = ((-(-rows // height), -(-columns // width)),)
-        return {
-            "weight": (("F8_E4M3",), ((rows, columns),)),
-            "weight_scale": (_FLOATS, shapes),
-        }
-    return {}
-
-
 def _coverage(report: AuditReport, audited: Audited) -> None:
-    quantized = {f"{module}.{suffix}" for module in audited.schemes for suffix in _SUFFIXES}
+    quantized = {f"{module}.{suffix}" for module in audited.schemes for suffix in settings.SUFFIXES}
     for name, shape in audited.expected.items():
         report.looked_at("coverage")
         if name.removesuffix(".weight") in audited.schemes:
@@ -300,18 +176,35 @@ def _coverage(report: AuditReport, audited: Audited) -> None:
         if ref is None:
             if not _is_linear_weight(name, audited.expected):
                 report.breach("coverage", name, "is missing", "loading fails")
-        elif ref.dtype not in _FLOATS and not _is_linear_weight(name, audited.expected):
+        elif ref.dtype not in settings.FLOATS and not _is_linear_weight(name, audited.expected):
             report.breach("coverage", name, f"is stored as {ref.dtype}", "answers change")
-        elif ref.shape != shape and ref.dtype in _FLOATS:
+        elif ref.shape != shape and ref.dtype in settings.FLOATS:
             report.breach("coverage", name, f"has shape {list(ref.shape)}, expected {list(shape)}")
-    known = set(audited.expected) | quantized
+    _extra(report, audited, set(audited.expected) | quantized)
+
+
+def _extra(report: AuditReport, audited: Audited, known: set[str]) -> None:
+    """Tensors that the model does not have, and what they are."""
+    unread = {m for m, scheme in audited.schemes.items() if not settings.known(scheme)}
     linears = set(linear_modules(audited.expected))
-    extra = [n for n in audited.refs if n not in known and not _suffix_known(n, linears)]
+    extra = [
+        name
+        for name in audited.refs
+        if name not in known
+        and not _suffix_known(name, linears)
+        and name.rpartition(".")[0] not in unread
+    ]
     drafts = [name for name in extra if name.startswith(FAMILY.drafts)]
     tied = _tied(report, audited)
+    cache = [name for name in extra if name.endswith(foreign.CACHE_SCALES)]
     for name in extra:
-        if name not in (*drafts, *tied):
+        if name not in (*drafts, *tied, *cache):
             report.breach("coverage", name, "belongs to no part of the model", "loading fails")
+    if cache:
+        report.notes.append(
+            f"{len(cache)} scales of a KV cache (first: {cache[0]}): vLLM takes them up where the "
+            "server quantizes its cache."
+        )
     if drafts:
         report.notes.append(f"{len(drafts)} draft (MTP) tensors are kept as they are.")
 
@@ -340,7 +233,7 @@ def _is_linear_weight(name: str, expected: Shapes) -> bool:
 def _suffix_known(name: str, linears: set[str]) -> bool:
     module, _, suffix = name.rpartition(".")
     # leftovers of a Linear that should not be quantized: the config check names them
-    return suffix in _SUFFIXES and module in linears
+    return suffix in settings.SUFFIXES and module in linears
 
 
 def _protected(report: AuditReport, audited: Audited) -> None:
@@ -350,7 +243,7 @@ def _protected(report: AuditReport, audited: Audited) -> None:
             continue
         report.looked_at("protected")
         ref = audited.refs.get(f"{module}.weight")
-        if module in audited.schemes or (ref is not None and ref.dtype not in _FLOATS):
+        if module in audited.schemes or (ref is not None and ref.dtype not in settings.FLOATS):
             report.breach("protected", module, f"is quantized ({why})", "answers change")
 
 
@@ -374,6 +267,8 @@ def summary(report: AuditReport) -> dict[str, Any]:
     """What `clefq.json` keeps of an audit."""
     return {
         "passed": report.passed,
+        "verdict": report.word,
+        "unproven": list(report.unproven),
         "checks": dict(report.counts),
         "breaches": len(report.breaches),
     }

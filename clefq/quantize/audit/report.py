@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from clefq.quantize.audit.tallies import Comparison
 
 # check -> what it looks at, in the order of the table
 CHECKS: dict[str, str] = {
@@ -40,6 +43,33 @@ class Breach:
     effect: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Breaches of one check that say the same.
+
+    Attributes:
+        check: A key of `CHECKS`.
+        message: What is wrong.
+        effect: What a serving engine does with it, or an empty string.
+        subjects: Modules, tensors or files of which it is true.
+    """
+
+    check: str
+    message: str
+    effect: str
+    subjects: tuple[str, ...]
+
+    @property
+    def subject(self) -> str:
+        """The first of the subjects, and how many there are."""
+        more = f" and {len(self.subjects) - 1} more" if len(self.subjects) > 1 else ""
+        return self.subjects[0] + more
+
+
+# what is wrong with these explains much of the rest
+_DECIDING = {"config.json": 0, "the source": 0, "index": 1}
+
+
 @dataclass
 class AuditReport:
     """Outcome of an audit.
@@ -50,7 +80,10 @@ class AuditReport:
         counts: Per check that ran, how many subjects it looked at.
         breaches: Every broken rule.
         notes: What was not checked and why, and facts worth knowing.
+        unproven: What nobody could see with what was given, one line each.
         facts: Hashes and sizes.
+        against_source: Whether a source was compared with.
+        recomputed: Modules whose numbers are known to come from the source, and how.
     """
 
     folder: str
@@ -58,12 +91,27 @@ class AuditReport:
     counts: dict[str, int] = field(default_factory=dict)
     breaches: list[Breach] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    unproven: list[str] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
+    against_source: bool = False
+    recomputed: dict[str, Comparison] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
         """Whether no rule is broken."""
         return not self.breaches
+
+    @property
+    def word(self) -> str:
+        """`sound`: every weight is proven against a source. `consistent`: nothing contradicts.
+
+        `broken` otherwise. What a source does not prove either (input scales) does not make a
+        checkpoint less than sound; `unproven` lists it.
+        """
+        if self.breaches:
+            return "broken"
+        compared = self.against_source and not self.facts.get("uncompared")
+        return "sound" if compared else "consistent"
 
     def looked_at(self, check: str, count: int = 1) -> None:
         """Counts subjects of a check."""
@@ -73,15 +121,36 @@ class AuditReport:
         """Records a broken rule."""
         self.breaches.append(Breach(check, subject, message, effect))
 
+    def cannot_see(self, line: str) -> None:
+        """Records what stays unproven."""
+        self.unproven.append(line)
+
+    def proved(self, means: str) -> None:
+        """Takes back what stayed unproven for want of some means, now that it was given."""
+        self.unproven = [line for line in self.unproven if means not in line]
+
     def of(self, check: str) -> list[Breach]:
         """The breaches of one check."""
         return [breach for breach in self.breaches if breach.check == check]
+
+    def causes(self) -> list[Cause]:
+        """The breaches with one cause each, those first that explain others.
+
+        Breaches of one check with one message are one cause, however many tensors have it.
+        """
+        found: dict[tuple[str, str, str], list[str]] = {}
+        for breach in self.breaches:
+            key = (breach.check, breach.message, breach.effect)
+            found.setdefault(key, []).append(breach.subject)
+        causes = [Cause(*key, tuple(subjects)) for key, subjects in found.items()]
+        return sorted(causes, key=lambda cause: _DECIDING.get(cause.subjects[0], 2))
 
     def to_json(self) -> dict[str, Any]:
         """The report as one JSON object."""
         return {
             "folder": self.folder,
             "passed": self.passed,
+            "verdict": self.word,
             "scheme": self.scheme,
             "checks": {
                 name: {"looked_at": self.counts[name], "breaches": len(self.of(name))}
@@ -97,6 +166,17 @@ class AuditReport:
                 }
                 for b in self.breaches
             ],
+            "causes": [
+                {
+                    "check": c.check,
+                    "message": c.message,
+                    "effect": c.effect,
+                    "subjects": len(c.subjects),
+                    "first": c.subjects[0],
+                }
+                for c in self.causes()
+            ],
             "notes": self.notes,
+            "unproven": self.unproven,
             **self.facts,
         }

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from clefq.clef.config_match import FP8, NVFP4, Scheme
 from clefq.clef.small_floats import NVFP4_GROUP, unpack_e2m1
 from clefq.clef.tensor_files import TensorInfo
-from clefq.quantize.audit.rounding_fp8 import compare_fp8, compare_fp8_tensor
-from clefq.quantize.audit.tallies import DAMAGE_SHARE, Comparison, Tally, raw_bytes, stored_rows
+from clefq.quantize.audit.rounding_fp8 import compare_fp8, compare_fp8_tensor, fp8_numbers
+from clefq.quantize.audit.tallies import (
+    DAMAGE_SHARE,
+    NATIVE,
+    WIDE,
+    Arithmetic,
+    Comparison,
+    Tally,
+    raw_bytes,
+    stored_rows,
+)
 from clefq.quantize.audit.tallies import weight_args as weight_args
 from clefq.quantize.stream import row_blocks
 
@@ -21,6 +31,8 @@ Refs = Mapping[str, TensorInfo]
 # How far from a midpoint a value may lie for either neighbour to be its rounding, relative:
 # division differs between CPU and GPU kernels in the last bit.
 _TIE = 1e-5
+# a group whose scale is larger keeps at least half of its norm; compressed-tensors puts 0.125 for 0
+_NEXT_TO_ZERO = 0.125
 
 
 def comparable(scheme: Scheme) -> bool:
@@ -54,27 +66,28 @@ def compare_module(
 def _compare_nvfp4(module: str, refs: Refs, source: Refs, members: tuple[str, ...]) -> Comparison:
     divisor = stored_divisor(refs, module)
     expected = _expected(source, module, members)
-    tally = _tally_nvfp4(module, refs, source, divisor)
-    codes_of = None
-    if float(divisor) in expected:
-        codes_of = float(divisor)
-    else:
+    best, arithmetic = _best_nvfp4(module, refs, source, divisor)
+    codes_of = float(divisor) if float(divisor) in expected else None
+    if codes_of is None:
         # perhaps the codes are right and the global scale is not
         for other in dict.fromkeys(expected):
-            again = _tally_nvfp4(module, refs, source, torch_scalar(other))
+            again, made_in = _best_nvfp4(module, refs, source, torch_scalar(other))
             if again.deviating <= DAMAGE_SHARE * again.numbers:
-                codes_of = other
+                codes_of, arithmetic = other, made_in
                 break
-    return Comparison(
-        module,
-        tally.numbers,
-        tally.deviating,
-        tally.wild,
-        tally.relative_error,
-        float(divisor),
-        expected,
-        codes_of,
-    )
+    found = best.compared(module, arithmetic)
+    return replace(found, divisor=float(divisor), expected_divisors=expected, made_with=codes_of)
+
+
+def _best_nvfp4(
+    module: str, refs: Refs, source: Refs, divisor: torch.Tensor
+) -> tuple[Tally, Arithmetic]:
+    """The tally in the weights' own arithmetic, or in F32 if that explains more."""
+    first = _tally_nvfp4(module, refs, source, divisor, NATIVE)
+    if not first.deviating:
+        return first, NATIVE
+    second = _tally_nvfp4(module, refs, source, divisor, WIDE)
+    return (second, WIDE) if second.deviating < first.deviating else (first, NATIVE)
 
 
 def torch_scalar(value: float) -> torch.Tensor:
@@ -84,7 +97,9 @@ def torch_scalar(value: float) -> torch.Tensor:
     return torch.tensor([value], dtype=torch.float32)
 
 
-def _tally_nvfp4(module: str, refs: Refs, source: Refs, divisor: torch.Tensor) -> Tally:
+def _tally_nvfp4(
+    module: str, refs: Refs, source: Refs, divisor: torch.Tensor, arithmetic: Arithmetic
+) -> Tally:
     """Compares with round-to-nearest under a given global scale."""
     import torch
 
@@ -93,7 +108,8 @@ def _tally_nvfp4(module: str, refs: Refs, source: Refs, divisor: torch.Tensor) -
     packed, scales = refs[f"{module}.weight_packed"], refs[f"{module}.weight_scale"]
     tally = Tally()
     ref = source[f"{module}.weight"]
-    for row, block in row_blocks(ref, ref.dtype):
+    dtype = "F32" if arithmetic.scales else ref.dtype
+    for row, block in row_blocks(ref, dtype):
         ours = stored_rows(packed, row, len(block), torch.uint8)
         ours_scales = stored_rows(scales, row, len(block), torch.float8_e4m3fn)
         theirs, theirs_scales = kernels.nvfp4_rows(block, divisor, weight_args("NVFP4A16"))
@@ -103,7 +119,26 @@ def _tally_nvfp4(module: str, refs: Refs, source: Refs, divisor: torch.Tensor) -
         if tally.deviating:
             tally.add(kernels.nvfp4_values(ours, ours_scales, divisor), block)
         tally.numbers += block.numel() + ours_scales.numel()
+        tally.groups += ours_scales.numel()
+        _add_lost(tally, row, (ours, ours_scales, divisor), block)
     return tally
+
+
+def _add_lost(
+    tally: Tally,
+    row: int,
+    stored: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    block: torch.Tensor,
+) -> None:
+    """Counts what vanishes among the rows that have a scale next to zero: no other row can."""
+    from clefq.quantize import kernels
+
+    codes, scales, divisor = stored
+    rows = (scales.float() <= _NEXT_TO_ZERO).any(1).nonzero().view(-1)
+    if len(rows):
+        kept = kernels.nvfp4_values(codes[rows], scales[rows], divisor)
+        size = (-1, NVFP4_GROUP)
+        tally.add_lost(kept.unflatten(-1, size), block[rows].unflatten(-1, size), rows + row)
 
 
 def _nvfp4_deviations(
@@ -123,21 +158,36 @@ def _nvfp4_deviations(
     return int(((a != b) & ~tie).sum())
 
 
-def quantize_module(weight: TensorInfo, divisor: float) -> tuple[bytes, bytes]:
-    """Quantizes a source weight to NVFP4 under a given global scale.
+def requantized(
+    module: str, scheme: Scheme, source: Refs, arithmetic: Arithmetic, divisor: float | None
+) -> dict[str, bytes]:
+    """Quantizes a source weight anew.
+
+    Args:
+        module: Module name.
+        scheme: How it is stored: NVFP4, or FP8 with a scale per row or tile.
+        source: The source's tensors.
+        arithmetic: That of the checkpoint's other numbers.
+        divisor: For NVFP4: the global scale.
 
     Returns:
-        Packed codes and group scales, as stored.
+        Suffix to bytes, as stored; FP8 scales in the source's dtype, or F32 in that arithmetic.
     """
     from clefq.quantize import kernels
 
-    shared = torch_scalar(divisor)
-    packed, scales = bytearray(), bytearray()
-    for _, block in row_blocks(weight, weight.dtype):
-        codes, group = kernels.nvfp4_rows(block, shared, weight_args("NVFP4A16"))
-        packed += codes.numpy().tobytes()
-        scales += raw_bytes(group).numpy().tobytes()
-    return bytes(packed), bytes(scales)
+    weight = source[f"{module}.weight"]
+    dtype = "F32" if arithmetic.scales else weight.dtype
+    names = ("weight_packed" if scheme.format == NVFP4 else "weight", "weight_scale")
+    made = {name: bytearray() for name in names}
+    height = scheme.block[0] if scheme.block is not None else 1
+    for _, block in row_blocks(weight, dtype, multiple=height):
+        if divisor is None:
+            parts = fp8_numbers(block, scheme, arithmetic)
+        else:
+            parts = kernels.nvfp4_rows(block, torch_scalar(divisor), weight_args("NVFP4A16"))
+        for name, part in zip(names, parts, strict=True):
+            made[name] += raw_bytes(part.contiguous()).numpy().tobytes()
+    return {name: bytes(data) for name, data in made.items()}
 
 
 def stored_divisor(refs: Refs, module: str) -> torch.Tensor:

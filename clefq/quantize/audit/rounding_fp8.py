@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clefq.clef.config_match import Scheme
 from clefq.clef.tensor_files import TensorInfo
-from clefq.quantize.audit.tallies import Comparison, Tally, raw_bytes, stored_rows, weight_args
+from clefq.quantize.audit.tallies import (
+    NATIVE,
+    WIDE,
+    Arithmetic,
+    Comparison,
+    Tally,
+    raw_bytes,
+    stored_rows,
+    weight_args,
+)
 from clefq.quantize.stream import row_blocks
 from clefq.quantize.values import read_floats
 
@@ -18,36 +26,24 @@ if TYPE_CHECKING:
 Refs = Mapping[str, TensorInfo]
 
 
-@dataclass(frozen=True, slots=True)
-class _Arithmetic:
-    """Where round-to-nearest to FP8 is computed in F32 instead of in the weights' dtype.
-
-    compressed-tensors' torch code stays in the weights' dtype, its GPU kernels take the quotients
-    in F32, other tools the scales as well.
-    """
-
-    scales: bool
-    quotients: bool
-
-
-_ARITHMETICS = (_Arithmetic(False, False), _Arithmetic(False, True), _Arithmetic(True, True))
+_ARITHMETICS = (NATIVE, Arithmetic(quotients=True), WIDE)
 
 
 def compare_fp8(module: str, scheme: Scheme, refs: Refs, source: Refs) -> Comparison:
     """One scale per row or tile: codes and scales against each known arithmetic, the best wins."""
-    best: Tally | None = None
+    best: tuple[Tally, Arithmetic] | None = None
     for arithmetic in _ARITHMETICS:
         tally = _tally_fp8(module, scheme, refs, source, arithmetic)
-        if best is None or tally.deviating < best.deviating:
-            best = tally
-        if best.few_deviate:
+        if best is None or tally.deviating < best[0].deviating:
+            best = tally, arithmetic
+        if not best[0].deviating:
             break
     assert best is not None
-    return Comparison(module, best.numbers, best.deviating, best.wild, best.relative_error)
+    return best[0].compared(module, best[1])
 
 
 def _tally_fp8(
-    module: str, scheme: Scheme, refs: Refs, source: Refs, arithmetic: _Arithmetic
+    module: str, scheme: Scheme, refs: Refs, source: Refs, arithmetic: Arithmetic
 ) -> Tally:
     import torch
 
@@ -60,7 +56,7 @@ def _tally_fp8(
     for row, block in row_blocks(ref, ref.dtype, multiple=height):
         ours = stored_rows(codes, row, len(block), torch.float8_e4m3fn)
         ours_scales = stored_rows(scales, row // height, -(-len(block) // height), dtype)
-        theirs, theirs_scales = _fp8(block, scheme, arithmetic)
+        theirs, theirs_scales = fp8_numbers(block, scheme, arithmetic)
         if not raw_bytes(ours).equal(raw_bytes(theirs)):
             tally.deviating += int((ours.float() != theirs.float()).sum())
         tally.deviating += int((ours_scales.float() != theirs_scales.float()).sum())
@@ -70,8 +66,8 @@ def _tally_fp8(
     return tally
 
 
-def _fp8(
-    block: torch.Tensor, scheme: Scheme, arithmetic: _Arithmetic
+def fp8_numbers(
+    block: torch.Tensor, scheme: Scheme, arithmetic: Arithmetic
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes and scales that round-to-nearest gives."""
     from clefq.quantize import kernels
@@ -98,11 +94,9 @@ def _fp8_values(codes: torch.Tensor, scales: torch.Tensor, size: tuple[int, int]
 
 def compare_fp8_tensor(module: str, refs: Refs, source: Refs) -> Comparison:
     """One scale for the whole weight: codes are held against rounding under the stored scale."""
-    best = min(
-        (_tally_fp8_tensor(module, refs, source, wide) for wide in (True, False)),
-        key=lambda tally: tally.deviating,
-    )
-    return Comparison(module, best.numbers, best.deviating, best.wild, best.relative_error)
+    tallies = [(_tally_fp8_tensor(module, refs, source, wide), wide) for wide in (True, False)]
+    best, wide = min(tallies, key=lambda pair: pair[0].deviating)
+    return best.compared(module, Arithmetic(quotients=wide))
 
 
 def _tally_fp8_tensor(module: str, refs: Refs, source: Refs, wide: bool) -> Tally:
@@ -119,6 +113,10 @@ def _tally_fp8_tensor(module: str, refs: Refs, source: Refs, wide: bool) -> Tall
         theirs = kernels.fp8_codes(weight, scale.to(weight.dtype))
         tally.deviating += int((ours.float() != theirs.float()).sum())
         # the scale itself may be wrong, so that the norms are taken throughout
-        tally.add(ours.float() * scale, block)
+        stored = ours.float() * scale
+        tally.add(stored, block)
         tally.numbers += block.numel()
+        tally.groups += len(block)
+        rows = torch.arange(row, row + len(block))
+        tally.add_lost(stored.unsqueeze(1), block.unsqueeze(1), rows)
     return tally

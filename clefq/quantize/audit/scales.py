@@ -9,7 +9,7 @@ import numpy as np
 from clefq.clef.config_match import NVFP4, Scheme
 from clefq.clef.family import FusedGroup, fused_groups
 from clefq.clef.small_floats import E2M1_MAX, E4M3_MAX
-from clefq.clef.tensor_files import TensorInfo
+from clefq.clef.tensor_files import FLOAT_DTYPES, TensorInfo
 from clefq.quantize.audit.report import AuditReport
 from clefq.quantize.values import TOO_LARGE, Floats, read_floats
 
@@ -104,7 +104,7 @@ def local_scales(report: AuditReport, refs: Refs, schemes: Mapping[str, Scheme])
     for module, scheme in schemes.items():
         for suffix in ("weight_scale", "input_scale"):
             ref = refs.get(f"{module}.{suffix}")
-            if ref is not None:
+            if ref is not None and ref.dtype in ("F8_E4M3", *FLOAT_DTYPES):
                 report.looked_at("group scales")
                 _local_scale(report, refs, ref, scheme)
 

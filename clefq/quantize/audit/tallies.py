@@ -23,6 +23,26 @@ _WILD = 0.5
 
 
 @dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """Where round-to-nearest is computed in F32 instead of in the weights' dtype.
+
+    compressed-tensors' torch code stays in the weights' dtype, its GPU kernels take the quotients
+    in F32; other tools, and a model that was loaded in F32, the scales as well.
+
+    Attributes:
+        scales: Scales in F32.
+        quotients: Weights divided by their scales in F32.
+    """
+
+    scales: bool = False
+    quotients: bool = False
+
+
+NATIVE = Arithmetic()
+WIDE = Arithmetic(scales=True, quotients=True)
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """One quantized module held against its source.
 
@@ -33,6 +53,12 @@ class Comparison:
         wild: Weights that are off by more than half the largest magnitude of their group of 16.
         relative_error: ‖stored − source‖ / ‖source‖, Frobenius norm; 0 where the numbers are
             exactly round-to-nearest and the norm was not taken.
+        slope: ⟨stored, source⟩ / ‖source‖²: 1 where nothing is scaled wrongly, 1 where the norm was
+            not taken.
+        arithmetic: In which arithmetic the numbers were recomputed; the best of those known.
+        lost_rows: Rows that vanish: zero, or less than half of their norm left.
+        lost_groups: Groups of weights with a scale of their own that vanish, those rows' included.
+        groups: How many such groups there are; rows, where a group is one.
         divisor: Stored global scale, or None.
         expected_divisors: What the source's largest magnitude gives: for its fused group and
             for the module alone, in BF16 and in F32 arithmetic.
@@ -45,6 +71,11 @@ class Comparison:
     deviating: int
     wild: int
     relative_error: float
+    slope: float = 1.0
+    arithmetic: Arithmetic = Arithmetic()
+    lost_rows: tuple[int, ...] = ()
+    lost_groups: int = 0
+    groups: int = 0
     divisor: float | None = None
     expected_divisors: tuple[float, ...] = ()
     made_with: float | None = None
@@ -88,20 +119,35 @@ class Tally:
         self.numbers = 0
         self.deviating = 0
         self.wild = 0
+        self.lost_rows: list[int] = []
+        self.lost_groups = 0
+        self.groups = 0
         self._error = 0.0
         self._norm = 0.0
+        self._product = 0.0
 
     def add(self, stored: torch.Tensor, block: torch.Tensor) -> None:
         """Adds a block to the norms, and its weights that are far off."""
         wide = block.double()
         self._error += float(((stored.double() - wide) ** 2).sum())
         self._norm += float((wide**2).sum())
+        self._product += float((stored.double() * wide).sum())
         self.wild += _wild(stored.float(), block.float())
 
-    @property
-    def few_deviate(self) -> bool:
-        """Whether none deviate, or so few that they are damage."""
-        return self.deviating <= few_of(self.numbers)
+    def add_lost(self, stored: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> None:
+        """Counts what vanishes among some rows.
+
+        Args:
+            stored: `[rows, groups, size]`, what the stored numbers stand for.
+            source: The same of the source.
+            rows: `[rows]`, their numbers in the weight.
+        """
+        kept, whole = stored.double().square(), source.double().square()
+        # a quarter of the square is half of the norm
+        groups = (kept.sum(-1) < whole.sum(-1) / 4).sum()
+        gone = kept.sum((-1, -2)) < whole.sum((-1, -2)) / 4
+        self.lost_groups += int(groups)
+        self.lost_rows += rows[gone].tolist()
 
     @property
     def relative_error(self) -> float:
@@ -109,6 +155,26 @@ class Tally:
         if self._norm == 0:
             return 0.0 if self._error == 0 else float("inf")
         return float((self._error / self._norm) ** 0.5)
+
+    @property
+    def slope(self) -> float:
+        """⟨stored, source⟩ / ‖source‖² over the added blocks; 1 without any."""
+        return self._product / self._norm if self._norm else 1.0
+
+    def compared(self, module: str, arithmetic: Arithmetic) -> Comparison:
+        """What was counted, as a comparison."""
+        return Comparison(
+            module,
+            self.numbers,
+            self.deviating,
+            self.wild,
+            self.relative_error,
+            self.slope,
+            arithmetic,
+            tuple(self.lost_rows),
+            self.lost_groups,
+            self.groups,
+        )
 
 
 def _wild(stored: torch.Tensor, source: torch.Tensor) -> int:

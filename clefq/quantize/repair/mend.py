@@ -13,8 +13,9 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -45,15 +46,16 @@ from clefq.quantize.repair.refusals import (
     nonzero,
     refuse_damaged_divisors,
     refuse_damaged_inputs,
+    refuse_unmendable,
 )
 from clefq.quantize.repair.report import Mended, RepairReport
 from clefq.quantize.tensors import OutTensor, ShardFile, write_index
 from clefq.quantize.values import Floats, decode, nvfp4_floats, read_floats
 from clefq.store.atomic import atomic_folder
 
-# what repair can mend; any other breach is refused
-MENDED = ("weight scales", "input scales")
-MENDED_WITH_SOURCE = (*MENDED, "untouched")
+if TYPE_CHECKING:
+    from clefq.quantize.audit.tallies import Comparison
+
 # Rescaling may cost this much of a member's weights (relative), no more
 WORST_RESCALE = 0.05
 
@@ -85,8 +87,9 @@ def repair_checkpoint(
         report.audit = found
         return report
     task = _Task(open_audited(folder), None if source is None else open_tensors(source), found)
-    refuse_unmendable(task)
+    refuse_unmendable(found, source is not None)
     edits = _mend_scales(task, report) | _mend_inputs(task, report)
+    edits |= _mend_modules(task, report, edits)
     added = _restore(task, report)
     with atomic_folder(out) as target:
         _copy(task, edits, added, target, console)
@@ -111,57 +114,30 @@ class _Task:
     def refs(self) -> dict[str, TensorInfo]:
         return self.audited.refs
 
-    def other_rounding(self, module: str) -> bool:
-        """Whether the stored weights are known to be no plain round-to-nearest of the source."""
-        return module in self.found.facts.get("other_rounding", ())
+    def known(self, module: str) -> Comparison | None:
+        """How a module's numbers come from the source; None without one, or where they do not."""
+        return None if self.source is None else self.found.recomputed.get(module)
 
-
-def refuse_unmendable(task: _Task) -> None:
-    """Raises where a breach cannot be mended.
-
-    Raises:
-        RepairError: Lists every such breach.
-    """
-    restorable = {b.subject for b in task.found.of("untouched")}
-    left = [
-        breach
-        for breach in task.found.breaches
-        # of a scale by itself nothing says what it should be
-        if breach.subject.endswith("_global_scale")
-        or (
-            breach.check not in (MENDED if task.source is None else MENDED_WITH_SOURCE)
-            and not (breach.check in ("coverage", "values") and breach.subject in restorable)
-        )
-    ]
-    if left:
-        lines = [f"{b.check}: {b.subject} {b.message}" for b in left]
-        raise RepairError(
-            f"cannot mend {lines[0]}.",
-            fix="quantize again from the BF16 checkpoint.",
-            faults=lines[1:],
-        )
-    folded = task.found.facts.get("other_rounding", ())
-    if restorable and folded:
-        raise RepairError(
-            f"{sorted(restorable)[0]} differs from the source, and {folded[0]} is no plain "
-            "round-to-nearest: the recipe may have moved scales between them on purpose.",
-            fix="repair without --source.",
-        )
+    def own_divisor(self, module: str, stored: float) -> float:
+        """The weight global scale that a module's codes were made with."""
+        known = self.known(module)
+        return stored if known is None or known.made_with is None else known.made_with
 
 
 def _mend_scales(task: _Task, report: RepairReport) -> Edits:
     edits: Edits = {}
     broken = {breach.subject for breach in task.found.of("weight scales")}
     for group in shared_groups(task.audited.schemes):
-        divisors = _divisors(task.refs, group, "weight_global_scale")
+        stored = _divisors(task.refs, group, "weight_global_scale")
+        divisors = {m: task.own_divisor(m, value) for m, value in stored.items()}
         if group.name not in broken or len(set(divisors.values())) < 2:
-            continue
+            continue  # with a source: one of equal scales was damaged, see _mend_modules
         if task.source is None:  # with a source the audit knows the codes' own divisor
             refuse_damaged_divisors(task.refs, divisors)
         shared = _smallest(task.refs, divisors)
         factors = shrink_factors(divisors)
         for module, own in divisors.items():
-            requantize = task.source is not None and not task.other_rounding(module)
+            requantize = task.known(module) is not None
             if own == shared:
                 method = "kept"
             elif requantize:
@@ -212,15 +188,48 @@ def rescale(scales: Floats, ratio: float) -> npt.NDArray[np.uint8]:
 
 
 def _requantized(task: _Task, module: str, shared: float) -> Edits:
-    from clefq.quantize.audit.rounding import quantize_module
+    edits = _from_source(task, module, shared)
+    divisor = task.refs[f"{module}.weight_global_scale"]
+    return {**edits, divisor.name: lambda: _float_bytes(divisor, shared)}
 
-    assert task.source is not None
-    ref, divisor = task.source[f"{module}.weight"], task.refs[f"{module}.weight_global_scale"]
-    return {
-        f"{module}.weight_packed": lambda: quantize_module(ref, shared)[0],
-        f"{module}.weight_scale": lambda: quantize_module(ref, shared)[1],
-        divisor.name: lambda: _float_bytes(divisor, shared),
-    }
+
+def _from_source(task: _Task, module: str, divisor: float | None) -> Edits:
+    """A module's codes and scales, quantized anew in the arithmetic that made the others."""
+    from clefq.quantize.audit.rounding import requantized
+
+    known = task.known(module)
+    assert task.source is not None and known is not None
+    scheme = task.audited.schemes[module]
+    made = cache(partial(requantized, module, scheme, task.source, known.arithmetic, divisor))
+    suffixes = [s for s in scheme.suffixes if not s.startswith("input") and "global" not in s]
+    refs = [task.refs[f"{module}.{suffix}"] for suffix in suffixes]
+    return {ref.name: partial(_part, made, ref) for ref in refs}
+
+
+def _part(made: Callable[[], Mapping[str, bytes]], ref: TensorInfo) -> bytes:
+    data = made()[ref.name.rpartition(".")[2]]
+    # a scale in the weights' dtype may be stored as F32
+    return decode(data, "BF16").tobytes() if ref.nbytes == 2 * len(data) else data
+
+
+def _mend_modules(task: _Task, report: RepairReport, done: Edits) -> Edits:
+    """Modules whose global scale or whose few numbers are not what the source gives."""
+    edits: Edits = {}
+    subjects = {breach.subject for breach in task.found.breaches}
+    for module, known in task.found.recomputed.items() if task.source is not None else ():
+        if f"{module}.weight_scale" in done:
+            continue  # quantized anew already
+        divisor = task.refs.get(f"{module}.weight_global_scale")
+        wrong = known.made_with is not None and known.made_with != known.divisor
+        if wrong and divisor is not None:
+            assert known.made_with is not None
+            edits[divisor.name] = partial(_float_bytes, divisor, known.made_with)
+        damaged = module in subjects or f"{module}.weight_scale" in subjects
+        if damaged and (known.few or wrong):
+            edits |= _from_source(task, module, known.made_with if divisor is not None else None)
+        if wrong or (damaged and known.few):
+            report.remade.append(module)
+    return edits
 
 
 def _errors(task: _Task, module: str, edits: Edits, factor: float) -> tuple[float, float]:

@@ -39,6 +39,7 @@ class RepairReport:
         members: Every member of every group whose weight scales were unequal.
         inputs: Groups whose input scales were unequal.
         restored: Unquantized tensors that were brought back from the source.
+        remade: Modules whose damaged numbers were made anew from the source.
         audit: Audit of the result.
     """
 
@@ -47,6 +48,7 @@ class RepairReport:
     members: list[Mended] = field(default_factory=list)
     inputs: list[str] = field(default_factory=list)
     restored: list[str] = field(default_factory=list)
+    remade: list[str] = field(default_factory=list)
     audit: AuditReport | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -66,5 +68,6 @@ class RepairReport:
             ],
             "input_scales": self.inputs,
             "restored": self.restored,
+            "remade": self.remade,
             "audit": None if self.audit is None else self.audit.to_json(),
         }

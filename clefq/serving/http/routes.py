@@ -23,7 +23,6 @@ from clefq.serving.http.answers import encode_json
 from clefq.serving.http.backend import ServerInfo
 from clefq.serving.http.body import BodyReader
 from clefq.serving.http.errors import ApiError
-from clefq.serving.http.models import Health, ModelList
 from clefq.serving.http.observation import (
     CLIENT_GONE,
     Observation,
@@ -61,35 +60,28 @@ def systemone_router(limits: Limits) -> APIRouter:
     Args:
         limits: Stated in the description; those that are enforced are the service's.
     """
-    router = APIRouter(route_class=openapi.UnreadRoute)
+    router = APIRouter()
 
+    @router.post(
+        ASK,
+        summary=openapi.ASK_SUMMARY,
+        responses=openapi.ask_responses(),
+        openapi_extra=openapi.ask_operation(limits),
+    )
     async def systemone(request: Request) -> Response:
         return await observed(request, ASK, lambda service, seen: service.answer(request, seen))
 
-    openapi.describe_ask(systemone, limits)
-    router.add_api_route(
-        ASK,
-        systemone,
-        methods=["POST"],
-        summary=openapi.ASK_SUMMARY,
-        response_model=None,
-        responses=openapi.ask_responses(),
-        openapi_extra=openapi.multipart_body(),
-        dependencies=[openapi.BEARER],
-    )
     return router
 
 
 def operations_router() -> APIRouter:
-    """`GET /v1/models`, `/livez`, `/readyz`, `/health` and `/metrics`."""
-    router = APIRouter(route_class=openapi.UnreadRoute)
+    """`GET /v1/models`, `/health` and `/metrics`."""
+    router = APIRouter()
 
     @router.get(
         MODELS,
         summary="Names that the model goes by, and what runs it",
-        response_model=None,
-        responses=openapi.responses(ModelList, errors.UNAUTHENTICATED, errors.UNAVAILABLE),
-        dependencies=[openapi.BEARER],
+        responses=openapi.error_responses((errors.UNAUTHENTICATED, errors.UNAVAILABLE)),
     )
     async def models(request: Request) -> Response:
         async def work(service: Service, seen: Observation) -> Response:
@@ -103,14 +95,12 @@ def operations_router() -> APIRouter:
     @router.get(
         HEALTH,
         summary="As /readyz",
-        response_model=None,
-        responses=openapi.responses(Health, errors.UNAVAILABLE),
+        responses=openapi.error_responses((errors.UNAVAILABLE,)),
     )
     @router.get(
         READY,
         summary="200 once every engine is warm; 503 while starting and draining",
-        response_model=None,
-        responses=openapi.responses(Health, errors.UNAVAILABLE),
+        responses=openapi.error_responses((errors.UNAVAILABLE,)),
     )
     async def ready(request: Request) -> Response:
         async def work(service: Service, seen: Observation) -> Response:
@@ -119,12 +109,7 @@ def operations_router() -> APIRouter:
 
         return await observed(request, request.url.path, work)
 
-    @router.get(
-        LIVE,
-        summary="200 for as long as the server answers at all",
-        response_model=None,
-        responses=openapi.responses(Health),
-    )
+    @router.get(LIVE, summary="200 for as long as the server answers at all")
     async def live(request: Request) -> Response:
         async def work(service: Service, seen: Observation) -> Response:
             return Response(encode_json({"status": service.backend.state}), media_type=_JSON)

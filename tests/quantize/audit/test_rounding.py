@@ -13,8 +13,10 @@ from compressed_tensors.quantization.lifecycle.forward import quantize
 from compressed_tensors.quantization.utils import calculate_qparams
 from safetensors.torch import load_file
 
+from clefq.quantize import kernels
 from clefq.quantize.audit import audit_checkpoint
 from clefq.quantize.audit.report import AuditReport
+from clefq.quantize.audit.tallies import weight_args
 from tests.quantize.conftest import Make
 from tests.quantize.editing import LAYER, Tensors, edit, edit_config
 
@@ -145,3 +147,43 @@ def test_one_scale_for_a_whole_weight(fp8: Path, source: Path, wide: bool) -> No
     edit_config(fp8, say)
     assert_round_to_nearest(audit_checkpoint(fp8, source))
     assert_a_flip_is_seen(fp8, source)
+
+
+def test_round_to_nearest_in_f32_arithmetic(made: Make, source: Path, tmp_path: Path) -> None:
+    """What llm-compressor makes of a model that was loaded in F32."""
+    folder = shutil.copytree(made("nvfp4a16", "stream").folder, tmp_path / "wide")
+    (folder / "clefq.json").unlink()
+    weights = load_file(source / "model.safetensors")
+
+    def change(tensors: Tensors) -> None:
+        for name in [n for n in tensors if n.endswith("down_proj.weight_packed")]:
+            module = name.removesuffix("_packed")
+            weight = weights[module].float()
+            divisor = kernels.global_scale(kernels.absmax(weight))
+            packed, scales = kernels.nvfp4_rows(weight, divisor, weight_args("NVFP4A16"))
+            tensors[name], tensors[f"{module}_scale"] = packed, scales
+            tensors[f"{module}_global_scale"] = divisor
+
+    edit(folder, change)
+    report = audit_checkpoint(folder, source)
+    assert_round_to_nearest(report)
+    assert report.word == "sound"
+
+
+def test_another_rounding_at_a_wrong_scale_is_seen(
+    made: Make, source: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(made("nvfp4a16", "stream").folder, tmp_path / "other")
+    (folder / "clefq.json").unlink()
+    name = f"{LAYER}.0.mlp.down_proj.weight"
+
+    def shift(tensors: Tensors) -> None:
+        odd = torch.arange(tensors[f"{name}_packed"].numel()) % 7 == 0
+        tensors[f"{name}_packed"].view(-1).bitwise_xor_(odd.to(torch.uint8))
+
+    edit(folder, shift)
+    report = audit_checkpoint(folder, source)
+    assert report.passed and len(report.facts["other_rounding"]) == 1
+    edit(folder, lambda tensors: tensors[f"{name}_global_scale"].mul_(0.92))
+    (breach,) = audit_checkpoint(folder, source).breaches
+    assert "times the source on average" in breach.message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from clefq.clef.weight_files import open_tensors
+from clefq.errors import AuditError
 from clefq.quantize.audit import audit_checkpoint
 from clefq.quantize.audit.report import AuditReport
 from clefq.quantize.audit.values import _longest, vocabulary
@@ -77,10 +79,16 @@ def test_small_weights_are_no_hole(made: Make, source: Path, tmp_path: Path) -> 
     tensors = load_file(tiny / "model.safetensors")
     tensors[name][20:200] *= 1e-8
     save_file(tensors, tiny / "model.safetensors", metadata={"format": "pt"})
-    result = quantize(QuantizeSpec(str(tiny), "nvfp4a16"), tmp_path / "out", Console(quiet=True))
+    spec = QuantizeSpec(str(tiny), "nvfp4a16")
+    with pytest.raises(AuditError, match=r"loses 180 rows \(20-199\) and 5,760 of its 8,192"):
+        quantize(spec, tmp_path / "out", Console(quiet=True))
+    accepted = replace(spec, allow_vanished=True)
+    result = quantize(accepted, tmp_path / "out", Console(quiet=True))
     codes = load_file(result.folder / "model.safetensors")[f"{name}_packed"]
     assert int((codes[20:200] & 0x77).count_nonzero()) == 0
     assert audit_checkpoint(result.folder).passed
+    (note,) = [note for note in result.report.notes if "loses" in note]
+    assert "quantize it in FP8" in note
 
 
 def test_zero_rows_that_the_source_has_too_are_no_damage(

@@ -18,8 +18,11 @@ from safetensors.torch import load_file, save_file
 from clefq.clef.small_floats import E4M3, encode_e4m3
 from clefq.console import Console
 from clefq.quantize.audit import audit_checkpoint
+from clefq.quantize.audit.report import AuditReport
 from clefq.quantize.repair import RepairError, repair_checkpoint
 from clefq.quantize.repair.mend import rescale
+from clefq.quantize.repair.refusals import mendable
+from clefq.quantize.values import to_bf16
 from tests.quantize.conftest import Make
 
 QUIET = Console(quiet=True)
@@ -184,8 +187,77 @@ def test_norms_of_another_rounding_are_not_touched(
         tensors[codes] ^= odd.to(torch.uint8)
 
     change(smoothed, shift)
+    repair_checkpoint(smoothed, source, tmp_path / "rounded", QUIET)  # norms rounded twice
+    norm = "model.language_model.layers.1.input_layernorm.weight"
+    change(smoothed, lambda tensors: tensors[norm].mul_(1.5))
     with pytest.raises(RepairError, match="on purpose"):
         repair_checkpoint(smoothed, source, tmp_path / "mended", QUIET)
+
+
+NORM = "model.language_model.layers.1.input_layernorm.weight"
+
+
+@pytest.mark.parametrize("fact", ["uncompared", "other_rounding"])
+def test_norms_come_back_only_where_every_weight_is_proven(fact: str) -> None:
+    """SmoothQuant moves scales into the norms: without the weights' proof they must stay."""
+    found = AuditReport("folder")
+    found.breach("untouched", NORM, "differs from the source")
+    assert mendable(found, with_source=True)
+    found.facts[fact] = ["model.language_model.layers.1.mlp.up_proj"]
+    assert not mendable(found, with_source=True)
+    found.facts["rounded_twice"] = [NORM]
+    assert mendable(found, with_source=True)
+    assert not mendable(found, with_source=False)
+
+
+def test_without_torch_nothing_unproven_is_restored(
+    made: Make, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(made("fp8", "stream").folder, tmp_path / "smoothed")
+    (folder / "clefq.json").unlink()
+    change(folder, lambda tensors: tensors[NORM].add_(0.25))
+    monkeypatch.setattr("clefq.quantize.audit.source.find_spec", lambda name: None)
+    assert audit_checkpoint(made("fp8", "stream").folder, source).word == "consistent"
+    with pytest.raises(RepairError, match="on purpose"):
+        repair_checkpoint(folder, source, tmp_path / "mended", QUIET)
+
+
+@given(st.lists(st.floats(-4, 4, width=16), min_size=1, max_size=64))
+def test_a_norm_rounded_twice_is_what_torch_makes_of_it(values: list[float]) -> None:
+    weight = torch.tensor(values).to(torch.bfloat16)
+    saved = (1 + weight) - 1
+    ours = to_bf16(to_bf16(weight.float().numpy() + np.float32(1)) - np.float32(1))
+    assert (torch.from_numpy(ours) == saved.float()).all()
+
+
+def test_with_the_source_damaged_numbers_are_made_anew(
+    made: Make, source: Path, tmp_path: Path
+) -> None:
+    """A global scale whose codes say what it was, a group scale, a code, a channel's scale."""
+    right = {s: load_file(made(s, "stream").folder / "model.safetensors") for s in KINDS}
+    for scheme, edits in KINDS.items():
+        folder = shutil.copytree(made(scheme, "stream").folder, tmp_path / scheme)
+        (folder / "clefq.json").unlink()
+        for edit in edits:
+            change(folder, edit)
+        assert not mendable(audit_checkpoint(folder), with_source=False)
+        report = repair_checkpoint(folder, source, tmp_path / f"{scheme}-mended", QUIET)
+        assert report.audit is not None and report.audit.word == "sound"
+        mended = load_file(tmp_path / f"{scheme}-mended" / "model.safetensors")
+        assert all(same(value, mended[name]) for name, value in right[scheme].items())
+        assert len(report.remade) == len(edits)
+
+
+UP, DOWN = (f"model.language_model.layers.0.mlp.{leaf}_proj" for leaf in ("up", "down"))
+KINDS: dict[str, list[Callable[[Tensors], object]]] = {
+    "nvfp4a16": [
+        lambda t: t[f"{DOWN}.weight_global_scale"].mul_(4),
+        lambda t: t[f"{UP}.weight_global_scale"].fill_(float("nan")),
+        lambda t: t[f"{module(0, 'out_proj')}.weight_scale"].view(torch.uint8)[3, 3:5].fill_(127),
+        lambda t: t[f"{module(1, 'out_proj')}.weight_packed"][0, :3].bitwise_xor_(1),
+    ],
+    "fp8": [lambda t: t[f"{DOWN}.weight_scale"][2:4].mul_(3)],
+}
 
 
 @given(st.lists(st.floats(0, 448), min_size=1, max_size=40))

@@ -1,0 +1,128 @@
+"""Checkpoints of other tools, named by their one cause instead of by its many consequences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from clefq.clef.config_match import matches
+from clefq.clef.tensor_files import TensorInfo
+from clefq.errors import CheckpointError
+from clefq.quantize.audit.report import AuditReport
+
+Refs = Mapping[str, TensorInfo]
+CACHE_SCALES = (".k_scale", ".v_scale")
+_POINTER = b"version https://git-lfs"
+_AGAIN = "make it anew with `clefq quantize`, or ask the publisher for compressed-tensors."
+_OTHER_WEIGHTS = {
+    "*.gguf": "GGUF, which is llama.cpp's format",
+    "*.bin": "PyTorch pickles (.bin)",
+    "*.pt": "PyTorch pickles (.pt)",
+}
+_MODELOPT = "hf_quant_config.json"
+
+
+def weights(folder: Path) -> None:
+    """Refuses a folder whose weights are there in another form.
+
+    Raises:
+        CheckpointError: Git LFS pointers, or no safetensors but other weights.
+    """
+    tensors = sorted(folder.glob("*.safetensors"))
+    pointers = [path for path in tensors if _starts(path)]
+    if pointers:
+        raise CheckpointError(
+            f"{pointers[0]} is a Git LFS pointer, not the weights ({len(pointers)} files).",
+            fix="run `git lfs pull` in that folder, or `hf download ORG/NAME --local-dir DIR`.",
+        )
+    if tensors:
+        return
+    for pattern, what in _OTHER_WEIGHTS.items():
+        if any(folder.glob(pattern)):
+            raise CheckpointError(
+                f"{folder} holds {what}, and no *.safetensors.",
+                fix="audit reads compressed-tensors checkpoints in safetensors; " + _AGAIN,
+            )
+
+
+def _starts(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_POINTER)) == _POINTER
+
+
+def refuse_method(folder: Path, method: Any) -> NoReturn:
+    """Refuses another quantization method by its name.
+
+    Raises:
+        CheckpointError: Always.
+    """
+    raise CheckpointError(
+        f"{folder} is quantized by {method!r}, not in the compressed-tensors format.",
+        fix="audit reads compressed-tensors checkpoints only; " + _AGAIN,
+    )
+
+
+def refuse_other_config(folder: Path) -> None:
+    """Refuses a checkpoint whose quantization stands in a file of ModelOpt's own.
+
+    Raises:
+        CheckpointError: There is one; vLLM reads it too.
+    """
+    if (folder / _MODELOPT).is_file():
+        raise CheckpointError(
+            f"{folder} is quantized by ModelOpt: {_MODELOPT} says how, which vLLM reads and "
+            "transformers does not.",
+            fix="audit reads compressed-tensors checkpoints only; " + _AGAIN,
+        )
+
+
+def names(report: AuditReport, refs: Refs) -> bool:
+    """Tensor names of a wrapped model, which no loader of the plain model knows.
+
+    Returns:
+        Whether they explain everything else, so that nothing else is worth looking at.
+    """
+    wrapped = [name for name in refs if ".base_layer." in name]
+    if not wrapped:
+        return False
+    report.breach(
+        "files",
+        "index",
+        f"tensors have the names of a model with adapters ({wrapped[0]}, {len(wrapped)} in all)",
+        "loading fails; merge the adapter (merge_and_unload) and save again",
+    )
+    report.cannot_see("anything else: these names hide which tensor is which")
+    return True
+
+
+def mended_ignore(
+    report: AuditReport, block: Mapping[str, Any], linears: Iterable[str]
+) -> Mapping[str, Any]:
+    """The config with its ignore list as it was meant, and a breach where it is not so.
+
+    Names of wrapped modules (`….linear`) and trailing dots match nothing: everything ignored
+    would count as quantized, and be missing.
+    """
+    ignore = block.get("ignore")
+    if not isinstance(ignore, list) or not all(isinstance(entry, str) for entry in ignore):
+        return block
+    linears = list(linears)
+    meant: dict[str, str] = {}
+    for entry in ignore:
+        plain = entry.removesuffix(".").removesuffix(".linear")
+        if plain == entry or entry.startswith("re:"):
+            continue
+        if any(matches(m, plain) for m in linears) and not any(matches(m, entry) for m in linears):
+            meant[entry] = plain
+    if not meant:
+        return block
+    first = next(iter(meant))
+    report.breach(
+        "config",
+        "config.json",
+        f"its ignore list has {first!r}, which matches no module; {meant[first]!r} is meant "
+        f"({len(meant)} entries)",
+        "engines take what is ignored for quantized, and find no such tensors",
+    )
+    return {**block, "ignore": [meant.get(entry, entry) for entry in ignore]}
