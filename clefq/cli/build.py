@@ -16,9 +16,12 @@ if TYPE_CHECKING:
     from clefq.data.build import BuildResult
     from clefq.data.definition import Definition
     from clefq.data.loading import Malformed
+    from clefq.store.set_manifest import SetManifest
 
 ROLES = ("calibration", "eval")
 LONGEST_REASON = 100
+# Questions whose right answers are shown.
+MOST_SHOWN = 8
 
 
 def command(
@@ -124,6 +127,7 @@ def _as_text(result: BuildResult, definition: Definition) -> Any:
         ("records", f"{manifest.records:,}; questions: {questions}"),
         *[("source" if i == 0 else "", line) for i, line in enumerate(_source_lines(result))],
         *[("cohorts" if i == 0 else "", line) for i, line in enumerate(_cohort_lines(result))],
+        *[("answers" if i == 0 else "", line) for i, line in enumerate(class_lines(manifest))],
         ("removed", _removed_line(result)),
         *[("tokens" if i == 0 else "", line) for i, line in enumerate(_token_lines(result))],
         ("hash", manifest.sha256),
@@ -165,13 +169,40 @@ def _cohort_lines(result: BuildResult) -> list[str]:
     return [text + (f" and {more} more" if more > 0 else "")]
 
 
+def class_lines(manifest: SetManifest) -> list[str]:
+    """Right answers of every question, the commonest first."""
+    lines = []
+    for name, counts in list(manifest.classes.items())[:MOST_SHOWN]:
+        given = {option: count for option, count in counts.items() if option}
+        if not any(given.values()):
+            continue
+        shown = sorted(given.items(), key=lambda item: (-item[1], item[0]))
+        text = f"{name}: " + ", ".join(f"{option} {count:,}" for option, count in shown[:12])
+        more = len(shown) - 12
+        text += f" and {more} more" if more > 0 else ""
+        lines.append(text + (f"; without one {counts['']:,}" if counts.get("") else ""))
+    more = len(manifest.classes) - MOST_SHOWN
+    return [*lines, *([f"and {more} more questions"] if more > 0 else [])]
+
+
 def _removed_line(result: BuildResult) -> str:
     decontamination = result.folder.manifest.decontamination
     counts = decontamination.removed if decontamination is not None else {}
     if not counts:
         return "no duplicates"
-    parts = [f"{count:,} {kind.replace('-', ' ')}" for kind, count in counts.items()]
-    return f"{sum(counts.values()):,} duplicates: {', '.join(parts)} (removed.jsonl)"
+    parts = [
+        f"{count:,} {kind.replace('-', ' ')}"
+        for kind, count in counts.items()
+        if kind != "conflict-within"
+    ]
+    alike = sum(counts.values()) - counts.get("conflict-within", 0)
+    lines = [f"{alike:,} duplicates: {', '.join(parts)} (removed.jsonl)"] if parts else []
+    if counts.get("conflict-within"):
+        lines.append(
+            f"{counts['conflict-within']:,} with another right answer for the same content; none "
+            "of them is kept (conflicts.jsonl)"
+        )
+    return "; ".join(lines)
 
 
 def _token_lines(result: BuildResult) -> list[str]:

@@ -304,7 +304,8 @@ class _Build:
             for pool in pools:
                 prints.append(PoolPrints(pool, schema, ngram, advance))
         known = list(zip((r.name for r in references), prints[len(entries) :], strict=True))
-        selector = Selector(self.definition.name, settings, schema, known)
+        judged = self.definition.role == "eval"
+        selector = Selector(self.definition.name, settings, schema, known, judged)
         for entry, printed in zip(entries, prints[: len(entries)], strict=True):
             wanted = min(entry.use.count or len(entry.pool), len(entry.pool))
             with self.console.progress(f"selecting {entry.use.source}", wanted) as advance:
@@ -341,6 +342,9 @@ class _Build:
         passed_over = [row for entry in given for row in entry.selected.passed_over]
         if passed_over:
             attachments["passed_over.jsonl"] = self._lines("passed_over.jsonl", passed_over)
+        conflicts = [row for entry in entries for row in entry.selected.conflicts]
+        if conflicts:
+            attachments["conflicts.jsonl"] = self._lines("conflicts.jsonl", conflicts)
         kinds = Counter(f"{row.kind}-{row.scope}" for row in removed)
         return SetDraft(
             role=definition.role,

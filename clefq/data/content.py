@@ -174,6 +174,31 @@ def fingerprint(
     )
 
 
+def answers(record: Record) -> dict[str, str]:
+    """Question id → the right answer in words, whatever keys the options have."""
+    found = {}
+    for question in record.questions:
+        gold = record.gold.get(question.id)
+        if gold is None:
+            continue
+        given = {option.id: option.description for option in question.options}
+        plain = question.type == "noul" or given[gold] is None
+        found[question.id] = normalise(gold if plain else render(given[gold]))
+    return found
+
+
+def contradict(left: Record, right: Record) -> bool:
+    """Whether two records have different right answers to a question of one id."""
+    ours, theirs = answers(left), answers(right)
+    return any(ours[name] != theirs[name] for name in ours.keys() & theirs.keys())
+
+
+def answer_digest(record: Record) -> int:
+    """64 bits over the right answers; 0 where there are none."""
+    found = answers(record)
+    return int.from_bytes(_digest(render(found))[:8], "little") if found else 0
+
+
 def normalise(text: str) -> str:
     """Compatibility form, no case, letters and digits only, single spaces.
 

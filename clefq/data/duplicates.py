@@ -23,7 +23,8 @@ ROWS = PERMUTATIONS // BANDS
 MAX_COMPARED = 256
 _CHUNK = 1 << 16
 
-Kind = Literal["exact", "normalised", "near"]
+Kind = Literal["conflict", "exact", "normalised", "near"]
+Differ = Callable[[int, int], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +33,9 @@ class Removal:
 
     Attributes:
         index: The record that is removed.
-        kept: The record that stands for both.
-        kind: How they are alike.
-        similarity: Jaccard similarity; 1 for exact and normalised.
+        kept: The record that stands for both; of a conflict, one with another right answer.
+        kind: How they are alike; a `conflict` is alike up to case and spacing, and contradicts.
+        similarity: Jaccard similarity; 1 for all but near ones.
     """
 
     index: int
@@ -55,6 +56,8 @@ class Fingerprints:
         fixed: bool[n]; never removed (sets and lists that are only compared with); their ranks
             are below all others.
         within: Whether records that are not fixed are compared with each other.
+        golds: uint64[n], digest of the right answers, 0 where there are none; None: right answers
+            do not matter.
     """
 
     exact: NDArray[np.uint64]
@@ -63,23 +66,33 @@ class Fingerprints:
     rank: NDArray[np.int64]
     fixed: NDArray[np.bool_]
     within: bool = True
+    golds: NDArray[np.uint64] | None = None
 
 
 def find_duplicates(
-    prints: Fingerprints, similarity: Callable[[int, int], float], threshold: float
+    prints: Fingerprints,
+    similarity: Callable[[int, int], float],
+    threshold: float,
+    differ: Differ = lambda left, right: True,
 ) -> list[Removal]:
     """Every record that duplicates one of lower rank that is itself kept.
+
+    Where right answers matter, records of one content with different ones are conflicts: all of
+    them go, none is kept by chance. Records that are only nearly alike stay where theirs differ.
 
     Args:
         prints: The records.
         similarity: Exact Jaccard similarity of two records, by index.
         threshold: From which two records are near duplicates.
+        differ: Whether the right answers of two records with different digests contradict.
 
     Returns:
         Removals by rank of the removed record; a record is removed once, for the strongest kind.
     """
     gone = np.zeros(len(prints.rank), dtype=np.bool_)
     found: list[Removal] = []
+    if prints.golds is not None:
+        found += _conflicts(prints, prints.golds, gone, differ)
     kinds: tuple[tuple[Kind, NDArray[np.uint64]], ...] = (
         ("exact", prints.exact),
         ("normalised", prints.normalised),
@@ -89,8 +102,34 @@ def find_duplicates(
             gone[index] = True
             found.append(Removal(index, kept, kind, 1.0))
     if prints.signatures is not None:
-        found += _near(prints, gone, similarity, threshold)
+        found += _near(prints, gone, similarity, threshold, differ)
     found.sort(key=lambda removal: int(prints.rank[removal.index]))
+    return found
+
+
+def _conflicts(
+    prints: Fingerprints, golds: NDArray[np.uint64], gone: NDArray[np.bool_], differ: Differ
+) -> list[Removal]:
+    """All records of every content that has several right answers."""
+    found = []
+    for group in _groups(prints.normalised, prints.rank):
+        answers: dict[int, int] = {}  # digest → first record with it
+        for index in group[golds[group] != 0]:
+            answers.setdefault(int(golds[index]), int(index))
+        firsts = list(answers.values())
+        other = {
+            left: right
+            for left in firsts
+            for right in firsts
+            if left != right and differ(left, right)
+        }
+        if not other:
+            continue
+        one, two = next(iter(other.items()))
+        for index in map(int, group[~prints.fixed[group]]):
+            kept = other.get(answers.get(int(golds[index]), -1), one)
+            gone[index] = True
+            found.append(Removal(index, kept if kept != index else two, "conflict", 1.0))
     return found
 
 
@@ -125,17 +164,26 @@ def _near(
     gone: NDArray[np.bool_],
     similarity: Callable[[int, int], float],
     threshold: float,
+    differ: Differ,
 ) -> list[Removal]:
     """Greedy by rank: a record goes if a kept one of lower rank is similar enough."""
     found = []
     for index, kept in _candidates(prints, gone, threshold):
         if gone[index] or gone[kept] or not (prints.within or prints.fixed[kept]):
             continue
+        if _contradict(prints.golds, index, kept, differ):
+            continue
         value = similarity(index, kept)
         if value >= threshold:
             gone[index] = True
             found.append(Removal(index, kept, "near", value))
     return found
+
+
+def _contradict(golds: NDArray[np.uint64] | None, left: int, right: int, differ: Differ) -> bool:
+    if golds is None or golds[left] == golds[right] or 0 in (golds[left], golds[right]):
+        return False
+    return differ(left, right)
 
 
 def _candidates(

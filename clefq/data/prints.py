@@ -19,6 +19,7 @@ from clefq.data.content import (
     PERMUTATIONS,
     CommonShingles,
     SchemaTexts,
+    answer_digest,
     fingerprint,
     jaccard,
     normalise,
@@ -39,6 +40,7 @@ class PoolPrints:
         pool: The pool.
         exact: uint64[n, 2], 128-bit digests.
         normalised: As `exact`.
+        golds: uint64[n], digests of the right answers, 0 where there are none.
         signatures: uint32[n, PERMUTATIONS] in a memory-mapped file, or None.
         offsets: int64[n + 1], byte offsets of the own texts.
     """
@@ -54,6 +56,7 @@ class PoolPrints:
         count = len(pool)
         self.exact = np.zeros((count, 2), dtype=np.uint64)
         self.normalised = np.zeros((count, 2), dtype=np.uint64)
+        self.golds = np.zeros(count, dtype=np.uint64)
         self.signatures: NDArray[np.uint32] | None = None
         if ngram is not None:
             self.signatures = np.lib.format.open_memmap(
@@ -68,6 +71,7 @@ class PoolPrints:
                 texts = own_texts(record, schema.texts)
                 hashes = media_hashes(record, media)
                 marks = fingerprint(texts, hashes, ngram, schema.shingles)
+                self.golds[index] = answer_digest(record)
                 self.exact[index] = np.frombuffer(marks.exact, dtype=np.uint64)
                 self.normalised[index] = np.frombuffer(marks.normalised, dtype=np.uint64)
                 if self.signatures is not None and marks.signature is not None:

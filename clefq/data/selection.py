@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clefq.clef.records import Record
+from clefq.data.content import answers, contradict
 from clefq.data.definition import Decontaminate, SourceUse
 from clefq.data.duplicates import Fingerprints, find_duplicates
 from clefq.data.pool import PoolReader
@@ -28,7 +29,8 @@ class Removed:
         id: The record.
         source: Its source.
         split: Its split.
-        kind: `exact`, `normalised` or `near`.
+        kind: `exact`, `normalised` or `near`; or `conflict`, the same content with another right
+            answer, where none of them is kept.
         of: Id of the record that it duplicates.
         where: Name of the set or list that holds that record; this set's own name for `within`.
         scope: `within` the set or `against` another.
@@ -43,6 +45,27 @@ class Removed:
     where: str
     scope: str
     similarity: float
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A record whose content has another right answer elsewhere; a line of `conflicts.jsonl`.
+
+    Attributes:
+        id: The record.
+        source: Its source.
+        split: Its split.
+        answers: Question id → its right answer, in words.
+        of: Id of a record that contradicts it.
+        of_answers: Question id → that record's right answer.
+    """
+
+    id: str
+    source: str
+    split: str
+    answers: Mapping[str, str]
+    of: str
+    of_answers: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +98,14 @@ class Selected:
         tokens: Tokens of each, or empty when nothing counted them.
         removed: Duplicates.
         passed_over: Records passed over for their length.
+        conflicts: Those of the removed that contradict each other.
     """
 
     indices: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     removed: list[Removed] = field(default_factory=list)
     passed_over: list[PassedOver] = field(default_factory=list)
+    conflicts: list[Conflict] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +135,8 @@ class Selector:
         settings: What is compared.
         schema: What many records share.
         references: Name and prints of what the set is held against.
+        golds: Whether right answers matter: in eval sets, where a contradiction is kept by nobody
+            and minimal pairs are no duplicates.
     """
 
     def __init__(
@@ -118,7 +145,9 @@ class Selector:
         settings: Decontaminate,
         schema: Schema,
         references: Sequence[tuple[str, PoolPrints]],
+        golds: bool = False,
     ) -> None:
+        self._golds = golds
         self._name = name
         self._settings = settings
         self._common = schema.shingles
@@ -187,19 +216,31 @@ class Selector:
         joined, places = self._join(prints, order)
         everything = [p for _, p, _ in self._fixed] + [prints]
         gone = np.zeros(len(prints.pool), dtype=np.bool_)
-        with Similarity(everything, places, self._settings.ngram, self._common) as similar:
-            removals = find_duplicates(joined, similar, self._settings.threshold)
         with ExitStack() as stack:
+            similar = Similarity(everything, places, self._settings.ngram, self._common)
+            stack.enter_context(similar)
             readers = [stack.enter_context(p.pool.reader()) for p in everything]
+
+            def record(index: int) -> Record:
+                number, position = (int(value) for value in places[index])
+                return readers[number].get(position)[0]
+
+            removals = find_duplicates(
+                joined,
+                similar,
+                self._settings.threshold,
+                lambda left, right: contradict(record(left), record(right)),
+            )
             for removal in removals:
-                position = int(places[removal.index, 1])
-                number, other = (int(value) for value in places[removal.kept])
-                gone[position] = True
-                own = readers[-1].get(position)[0].id
-                kept = readers[number].get(other)[0].id
+                gone[int(places[removal.index, 1])] = True
+                number = int(places[removal.kept, 0])
+                removed, other = record(removal.index), record(removal.kept)
+                own, kept = removed.id, other.id
                 where, scope = self._place(number)
                 if scope == "within" and kept == own:
                     continue  # the same row, already taken by an earlier entry
+                if removal.kind == "conflict":
+                    result.conflicts.append(_conflict(use, removed, other))
                 result.removed.append(
                     Removed(
                         id=own,
@@ -247,8 +288,26 @@ class Selector:
             rank=rank,
             fixed=fixed,
             within=self._settings.within,
+            golds=self._join_golds(parts) if self._golds and self._settings.within else None,
         )
         return joined, places
+
+    def _join_golds(self, parts: Sequence[_Part]) -> NDArray[np.uint64]:
+        """Digests of the right answers; what the set is only held against has none."""
+        scopes = [*self._scopes, "within"]
+        return np.concatenate(
+            [
+                prints.golds[chosen] if scope == "within" else np.zeros(len(chosen), np.uint64)
+                for scope, (_, prints, chosen) in zip(scopes, parts, strict=True)
+            ]
+        )
+
+
+_Part = tuple[str, PoolPrints, NDArray[np.int64]]
+
+
+def _conflict(use: SourceUse, record: Record, other: Record) -> Conflict:
+    return Conflict(record.id, use.source, use.split, answers(record), other.id, answers(other))
 
 
 @dataclass(frozen=True, slots=True)

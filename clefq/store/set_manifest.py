@@ -125,6 +125,8 @@ class SetManifest(Stored):
         records: Number of records.
         questions: Question type → number of questions.
         cohorts: Cohort → number of records.
+        classes: Question id → option id → records with it as right answer; `""` counts those
+            without one. Options that are never right count 0. Empty in sets of earlier versions.
         sha256: The set's hash (`SetFolder.sha256`).
         token_lengths: Lengths, or None when no tokenizer was given.
         decontamination: Result, or None when it was switched off.
@@ -144,6 +146,7 @@ class SetManifest(Stored):
     token_lengths: TokenLengths | None
     decontamination: Decontamination | None
     clefq_version: str
+    classes: Mapping[str, Mapping[str, int]] = {}
     schema_version: Annotated[int, expected(SCHEMA_VERSION)] = SCHEMA_VERSION
 
 

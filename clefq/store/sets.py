@@ -64,6 +64,8 @@ __all__ = [
 RECORDS_FILE = "records.jsonl"
 MANIFEST_FILE = "manifest.json"
 MEDIA_FOLDERS = ("images", "videos")
+MAX_CLASS_QUESTIONS = 1000
+MAX_CLASSES = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +194,34 @@ def write_set(
     return SetFolder(folder, manifest)
 
 
+class ClassCounts:
+    """Right answers of every question, option by option.
+
+    Questions beyond the first 1,000 ids, and of one id the options beyond 255 that are never
+    right, are left out: logs with ids of their own have no classes.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[str, Counter[str]] = {}
+
+    def add(self, record: Record) -> None:
+        """Counts a record's right answers."""
+        for question in record.questions:
+            counts = self._counts.get(question.id)
+            if counts is None:
+                if len(self._counts) >= MAX_CLASS_QUESTIONS:
+                    continue
+                counts = self._counts[question.id] = Counter()
+            if len(counts) < MAX_CLASSES:
+                for option in question.option_ids:
+                    counts.setdefault(option, 0)
+            counts[record.gold.get(question.id, "")] += 1
+
+    def result(self) -> dict[str, dict[str, int]]:
+        """Question id → option id → count, the ids sorted; `""` for no right answer."""
+        return {name: dict(sorted(self._counts[name].items())) for name in sorted(self._counts)}
+
+
 class _Tally:
     """Counts while records stream past; ids are kept as 16-byte digests."""
 
@@ -201,6 +231,7 @@ class _Tally:
         self.cohorts: Counter[str] = Counter()
         self.lengths: Counter[int] = Counter()
         self.media: set[str] = set()
+        self.classes = ClassCounts()
         self._ids: set[bytes] = set()
 
     def add(self, record: Record) -> None:
@@ -211,6 +242,7 @@ class _Tally:
         self.records += 1
         self.cohorts[record.cohort] += 1
         self.questions.update(question.type for question in record.questions)
+        self.classes.add(record)
         self.media.update(record.images)
         self.media.update(record.videos)
 
@@ -267,6 +299,7 @@ def _manifest(draft: SetDraft, tally: _Tally, sha256: str) -> SetManifest:
         token_lengths=lengths,
         decontamination=draft.decontamination,
         clefq_version=__version__,
+        classes=tally.classes.result(),
     )
 
 

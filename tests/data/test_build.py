@@ -73,11 +73,11 @@ def test_accounting_adds_up(build: Build) -> None:
     [info] = built.folder.manifest.sources
     assert info.rows_read == 31
     assert info.rows_malformed == 5
-    assert info.duplicates == 1
-    assert info.taken == 25
+    assert info.duplicates == 2
+    assert info.taken == 24
     assert info.rows_read == info.rows_malformed + info.duplicates + info.taken
-    assert built.folder.manifest.cohorts == {"banking77": 25}
-    assert built.folder.manifest.questions == {"choice": 25}
+    assert built.folder.manifest.cohorts == {"banking77": 24}
+    assert built.folder.manifest.questions == {"choice": 24}
     malformed = lines(built.folder.path / "malformed.jsonl")
     assert malformed[0] == {
         "source": "banking77",
@@ -86,10 +86,13 @@ def test_accounting_adds_up(build: Build) -> None:
         "reason": "category is empty",
     }
     assert len(malformed) == 5
-    [removed] = lines(built.folder.path / "removed.jsonl")
-    assert removed["kind"] == "normalised"
-    assert removed["scope"] == "within"
-    assert {removed["id"], removed["of"]} == {"banking77-test-00001", "banking77-test-00029"}
+    removed = lines(built.folder.path / "removed.jsonl")
+    assert {(row["kind"], row["scope"]) for row in removed} == {("conflict", "within")}
+    ids = {"banking77-test-00001", "banking77-test-00029"}
+    assert {row["id"] for row in removed} == {row["of"] for row in removed} == ids
+    conflicts = {row["id"]: row for row in lines(built.folder.path / "conflicts.jsonl")}
+    first = conflicts["banking77-test-00001"]
+    assert first["of_answers"] == conflicts["banking77-test-00029"]["answers"] != first["answers"]
 
 
 def test_two_machines_build_the_same_bytes(build: Build) -> None:
@@ -105,7 +108,7 @@ def test_golden_hash(build: Build) -> None:
     assert built.folder.manifest.sha256 == GOLDEN
 
 
-GOLDEN = "97f7ad09f626134a7da5e75f31096802b651cd70411a464fe7b8a52b346fe5ab"
+GOLDEN = "679e4ba6caa32392a64aa2936567ed0987a86c29aba63564406fbf7a3423c941"
 
 
 def test_another_seed_is_another_sample(build: Build) -> None:
@@ -202,8 +205,52 @@ def test_against_nothing(build: Build, tmp_path: Path) -> None:
 def test_switches_of_decontamination(build: Build) -> None:
     assert build({"sources": [BANKING], "decontaminate": {"within": False}}).removed == []
     winogrande = {"source": "winogrande", "split": "dev"}
-    assert len(build({"sources": [winogrande]}).removed) > 0
-    assert build({"sources": [winogrande], "decontaminate": {"near": False}}).removed == []
+    tuned = {"sources": [winogrande], "role": "calibration"}
+    assert len(build({**tuned, "decontaminate": {"held_out": False}}).removed) > 0
+    none = {"held_out": False, "near": False}
+    assert build({**tuned, "decontaminate": none}).removed == []
+
+
+def test_minimal_pairs_stay_in_an_eval_set(build: Build) -> None:
+    """Two records that differ in one word and in the right answer are what an eval set is for."""
+    winogrande = {"source": "winogrande", "split": "dev"}
+    assert build({"sources": [winogrande]}).removed == []
+
+
+CASES = [("The kettle is broken", "a"), ("the kettle is  BROKEN", "b"),
+         ("The kettle is broken", "a"),
+         ("A ladder was lost", "a"), ("A ladder was lost", "a"), ("Wagons roll", None),
+         ("Wagons roll", "b")]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("role", "kept", "kinds"),
+    [
+        ("eval", 2, {"conflict-within": 3, "exact-within": 2}),
+        ("calibration", 3, {"exact-within": 3, "normalised-within": 1}),
+    ],
+)
+def test_none_of_a_conflict_is_kept_by_chance(
+    build: Build, tmp_path: Path, role: str, kept: int, kinds: dict[str, int]
+) -> None:
+    rows = [
+        {"id": f"r{i}", "cohort": "c", "state": text,
+         "questions": {"q": {"type": "choice", "criteria": {"a": None, "b": None}}},
+         **({"gold": {"q": gold}} if gold else {})}
+        for i, (text, gold) in enumerate(CASES)
+    ]  # fmt: skip
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "r.jsonl").write_text(text)
+    value = {"role": role, "sources": [{"source": "records", "options": {"file": "r.jsonl"}}]}
+    made = build(value, tokenizer=None, data_dir=None)
+    manifest = made.folder.manifest
+    assert manifest.records == kept
+    assert manifest.decontamination is not None
+    assert manifest.decontamination.removed == kinds
+    assert (made.folder.path / "conflicts.jsonl").is_file() == (role == "eval")
+    if role == "eval":
+        assert set(manifest.classes["q"]) >= {"a", "b"}
+        assert sum(manifest.classes["q"].values()) == kept
 
 
 def test_templates_are_no_duplicates(build: Build, tmp_path: Path) -> None:

@@ -40,9 +40,9 @@ def test_prints_what_it_did_in_80_columns(tmp_path: Path) -> None:
     text = " ".join(done.stdout.split())
     for part in (
         "set banking77-ten (eval) → sets/banking77-ten",
-        "records 25; questions: 25 choice",
-        "banking77 test (local, 57ec275d; CC-BY-4.0): 25 of 31 rows, 5 malformed, ",
-        "removed 1 duplicates: 1 normalised within (removed.jsonl)",
+        "records 24; questions: 24 choice",
+        "banking77 test (local, 57ec275d; CC-BY-4.0): 24 of 31 rows, 5 malformed, ",
+        "removed 2 with another right answer for the same content; none of them is kept",
         "by nano's tokenizer; median",
         "next clefq predict MODEL --eval sets/banking77-ten",
     ):
