@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -146,7 +146,7 @@ class SetManifest(Stored):
     token_lengths: TokenLengths | None
     decontamination: Decontamination | None
     clefq_version: str
-    classes: Mapping[str, Mapping[str, int]] = {}
+    classes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     schema_version: Annotated[int, expected(SCHEMA_VERSION)] = SCHEMA_VERSION
 
 
