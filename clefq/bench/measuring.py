@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from clefq.bench.source import Loaded, RecordSource, opened
 from clefq.bench.timing import Summary, Turns, one_by_one, peak_memory, summary, take_turns
+from clefq.child import answer_parent
 from clefq.clef.checkpoint import open_checkpoint, scheme_of
 from clefq.console import Console
 from clefq.engines.base import Engine, EngineInfo, EngineName, EngineSpec, RecordResult
-from clefq.engines.child import answer_parent
 from clefq.engines.select import open_engine
 from clefq.errors import ClefqError
 

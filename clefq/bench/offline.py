@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from clefq.bench.measuring import STEADY, Measured, OneJob, Speed
 from clefq.bench.source import RecordSource
+from clefq.child import run_child
 from clefq.engines.base import EngineName, EngineSpec
-from clefq.engines.child import run_child
 from clefq.engines.select import python_for
 
 if TYPE_CHECKING:

@@ -4,25 +4,27 @@ Records are cut into the windows that one engine would run, longest first; which
 takes the next window. The copies run the same checkpoint on the same kind of device, so that a
 window's results do not depend on which of them ran it, and a run may be resumed with another
 number of copies.
+
+A copy that dies gives its window back, to be run after all others by whichever copy is free, and
+is started again, a bounded number of times. The run ends when no copy is left: what was answered
+is in the journal by then.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from clefq.child import Child, ChildDied
 from clefq.clef.records import record_to_json
 from clefq.engines.base import EngineInfo, EngineSpec, RecordResult
-from clefq.engines.child import error_from_json
 from clefq.engines.journal import result_from_json
 from clefq.engines.vllm_engine import MAX_IMAGES, encode_jobs, serve_settings
 from clefq.errors import ClefqError
@@ -32,8 +34,11 @@ from clefq.serving.prompts import PromptMaker
 if TYPE_CHECKING:
     from clefq.clef.records import Record
 
-COMMAND = (sys.executable, "-m", "clefq.engines.vllm_copy")
+MODULE = "clefq.engines.vllm_copy"
+RESTARTS = 3  # of one copy; a machine where it dies more often has another fault
 _STOP_SECONDS = 20
+
+Window = Sequence["Record"]
 
 
 class VllmCopies:
@@ -55,14 +60,14 @@ class VllmCopies:
         self._spec = spec
         self._maker = PromptMaker(folder, MAX_IMAGES)
         job = {"folder": str(folder.absolute()), "spec": asdict(replace(spec, copies=1))}
-        self._children: list[_Child] = []
+        self._copies: list[_Copy] = []
         try:
             for number, environment in enumerate(environments):
-                self._children.append(_Child(number, environment, job))
+                self._copies.append(_Copy(number, environment, job))
                 if number == 0 and gpus:
                     # the others then find its compiled kernels
-                    self._children[0].hello()
-            hellos = [child.hello() for child in self._children]
+                    self._copies[0].hello()
+            hellos = [copy.hello() for copy in self._copies]
         except BaseException:
             self.close()
             raise
@@ -72,97 +77,149 @@ class VllmCopies:
     def predict(
         self, records: Sequence[Record], media_root: Path | None = None
     ) -> Iterator[Sequence[RecordResult]]:
-        """See `Engine.predict`: windows come as they are done."""
+        """See `Engine.predict`: windows come as they are done.
+
+        Raises:
+            ChildDied: The last copy died too often.
+            ClefqError: What a copy reported.
+        """
         jobs, failed = encode_jobs(self._maker.prompt, records, media_root, self._spec)
         if failed:
             yield failed
         found = [job.record for job in jobs]
         windows = [found[i : i + self._window] for i in range(0, len(found), self._window)]
-        done: SimpleQueue[list[RecordResult] | BaseException] = SimpleQueue()
-        waiting = iter(windows)
-        lock = threading.Lock()
-
-        def work(child: _Child) -> None:
-            while True:
-                with lock:
-                    window = next(waiting, None)
-                if window is None:
-                    return
-                try:
-                    done.put(child.run(window, media_root))
-                except BaseException as error:
-                    done.put(error)
-                    return
-
-        for child in self._children:
-            threading.Thread(target=work, args=(child,), daemon=True).start()
-        for _ in windows:
+        waiting = _Waiting(windows)
+        done: SimpleQueue[list[RecordResult] | ClefqError] = SimpleQueue()
+        alive = [copy for copy in self._copies if copy.alive]
+        for copy in alive:
+            work = (copy, waiting, done, media_root)
+            threading.Thread(target=_work, args=work, daemon=True).start()
+        left, working = len(windows), len(alive)
+        while left:
             results = done.get()
-            if isinstance(results, BaseException):
+            if isinstance(results, ChildDied):
+                working -= 1
+                if not working:
+                    raise results
+            elif isinstance(results, ClefqError):
                 raise results
-            yield results
+            else:
+                left -= 1
+                yield results
 
     def close(self) -> None:
         """Ends the engines; harmless when called twice."""
-        for child in self._children:
-            child.close()
+        for copy in self._copies:
+            copy.close()
 
 
-class _Child:
-    """One engine's process: a JSON line in, a JSON line out."""
+def _work(
+    copy: _Copy,
+    waiting: _Waiting,
+    done: SimpleQueue[list[RecordResult] | ClefqError],
+    media_root: Path | None,
+) -> None:
+    """Runs windows on one copy until there is none, or the copy has died too often."""
+    while True:
+        window = waiting.take()
+        if window is None:
+            return
+        try:
+            done.put(copy.run(window, media_root))
+        except ChildDied as death:
+            waiting.give_back(window)
+            if not copy.restart(death):
+                done.put(death)
+                return
+        except ClefqError as error:
+            waiting.finish()
+            done.put(error)
+            return
+        else:
+            waiting.finish()
+
+
+class _Waiting:
+    """Windows that no copy runs; those given back come last, so that they hold up no others."""
+
+    def __init__(self, windows: Sequence[Window]) -> None:
+        self._windows = deque(windows)
+        self._running = 0
+        self._changed = threading.Condition()
+
+    def take(self) -> Window | None:
+        """The next window; waits while one that runs may still be given back; None at the end."""
+        with self._changed:
+            while not self._windows and self._running:
+                self._changed.wait()
+            if not self._windows:
+                return None
+            self._running += 1
+            return self._windows.popleft()
+
+    def finish(self) -> None:
+        with self._changed:
+            self._running -= 1
+            self._changed.notify_all()
+
+    def give_back(self, window: Window) -> None:
+        with self._changed:
+            self._windows.append(window)
+            self._running -= 1
+            self._changed.notify_all()
+
+
+class _Copy:
+    """One engine's process, and its successors."""
 
     def __init__(self, number: int, environment: Mapping[str, str], job: Any) -> None:
-        self._number = number
+        self._what = f"vllm engine {number}"
+        self._environment = environment
+        self._job = job
+        self._restarts = 0
+        self._closed = False
+        self.alive = True
+        self._start()
+
+    def _start(self) -> None:
         self._hello: Any = None
-        self._process = subprocess.Popen(
-            COMMAND,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=dict(environment),
-            text=True,
-        )
-        self._write(job)
+        self._child = Child(sys.executable, MODULE, self._what, self._environment)
+        self._child.send(self._job)
 
     def hello(self) -> Any:
         """Waits until the model is loaded; says what runs."""
         if self._hello is None:
-            self._hello = self._read()
+            self._hello = self._child.receive()
         return self._hello
 
-    def run(self, records: Sequence[Record], root: Path | None) -> list[RecordResult]:
+    def run(self, records: Window, root: Path | None) -> list[RecordResult]:
         """Runs one window."""
         place = None if root is None else str(root.absolute())
-        self._write({"records": [record_to_json(record) for record in records], "root": place})
-        return [result_from_json(value) for value in self._read()["results"]]
+        self._child.send({"records": [record_to_json(record) for record in records], "root": place})
+        return [result_from_json(value) for value in self._child.receive()]
+
+    def restart(self, death: ClefqError) -> bool:
+        """Starts the engine again after its death; False when that is in vain."""
+        cause: ClefqError = death
+        while self._restarts < RESTARTS and not self._closed:
+            self._restarts += 1
+            _say(f"{cause.message} It is started again ({self._restarts} of {RESTARTS}).")
+            self._child.close(0)
+            self._start()
+            try:
+                self.hello()
+                return True
+            except ClefqError as error:
+                cause = error
+        if not self._closed:
+            _say(f"{cause.message} It is given up.")
+        self.alive = False
+        return False
 
     def close(self) -> None:
-        with suppress(BrokenPipeError):
-            if self._process.stdin is not None:
-                self._process.stdin.close()
-        try:
-            self._process.wait(_STOP_SECONDS if self._hello is not None else 0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        self._closed = True
+        self._child.close(_STOP_SECONDS if self._hello is not None else 0)
 
-    def _write(self, value: Any) -> None:
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # its end shows when it is read from
-            self._process.stdin.write(json.dumps(value) + "\n")
-            self._process.stdin.flush()
 
-    def _read(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise ClefqError(
-                f"vllm engine {self._number} ended with exit code {self._process.wait()} and no "
-                "result.",
-                fix="read its messages above; the same command resumes.",
-            )
-        reply = json.loads(line)
-        if "error" in reply:
-            raise error_from_json(reply)
-        return reply
+def _say(text: str) -> None:
+    print(f"clefq: {text}", file=sys.stderr, flush=True)

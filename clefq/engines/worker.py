@@ -10,9 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from clefq.child import answer_parent, run_child
 from clefq.console import Console
 from clefq.engines.base import EngineSpec
-from clefq.engines.child import answer_parent, run_child
 from clefq.engines.predict import PredictJob, PredictSummary, predict_set
 from clefq.engines.select import python_for
 from clefq.names.models import ModelRef

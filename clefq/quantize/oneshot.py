@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TextIO
 
+from clefq.child import Child, ChildDied
 from clefq.clef.tensor_files import TensorInfo
 from clefq.clef.weight_files import open_tensors
 from clefq.errors import AuditError, ClefqError
@@ -26,6 +28,7 @@ from clefq.quantize.tensors import OutTensor, ShardFile
 
 _STEP = re.compile(r"\((\d+)/(\d+)\): (Calibrating|Propagating)")
 _TAIL = 8
+_WORKER = "clefq.quantize.oneshot_worker"
 
 
 class OneshotError(ClefqError):
@@ -43,35 +46,26 @@ def run_oneshot(job: Job, log: Path, progress: Callable[[int, int], None]) -> No
     Raises:
         OneshotError: The process failed; the message holds its last line, the log the rest.
     """
-    command = [sys.executable, "-m", "clefq.quantize.oneshot_worker", job.to_json()]
     tail: deque[str] = deque(maxlen=_TAIL)
-    with (
-        log.open("w", encoding="utf-8") as file,
-        subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env=_loud(),
-        ) as process,
-    ):
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                file.write(line)
-                if line.strip():
-                    tail.append(line.strip())
-                found = _STEP.search(line)
-                if found is not None:
-                    progress(int(found[1]), int(found[2]))
-            code = process.wait()
-        except BaseException:
-            process.kill()
-            raise
-    if code != 0:
-        raise _failure(code, tail, log)
+    child = Child(sys.executable, _WORKER, "llm-compressor", _loud(), piped=True)
+    try:
+        with log.open("w", encoding="utf-8") as file:
+            child.send(asdict(job))
+            child.said(lambda line: _hear(line, file, tail, progress))
+        child.receive()
+    except ChildDied as death:
+        raise _failure(death.code, tail, log) from death
+    finally:
+        child.close(0)
+
+
+def _hear(line: str, file: TextIO, tail: deque[str], progress: Callable[[int, int], None]) -> None:
+    file.write(line)
+    if line.strip():
+        tail.append(line.strip())
+    found = _STEP.search(line)
+    if found is not None:
+        progress(int(found[1]), int(found[2]))
 
 
 def _loud() -> dict[str, str]:

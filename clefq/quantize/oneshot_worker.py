@@ -1,24 +1,23 @@
 """Runs llm-compressor's oneshot in a process of its own; started by `clefq.quantize.oneshot`.
 
 A process of its own keeps llm-compressor's logs, its patches of the model class and its memory
-out of the caller. It ends when its standard input closes, so that it never outlives a killed
-caller.
+out of the caller.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clefq.child import answer_parent
 from clefq.clef.family import FAMILY
 from clefq.clef.images import ImageReader
+from clefq.console import Console
 from clefq.quantize.audit.measured import watching
 from clefq.quantize.shared_scales import shared_scale_tables
 
@@ -51,10 +50,6 @@ class Job:
     maxima: str | None = None
     watched: tuple[str, ...] = ()
     shared_scales: bool = True
-
-    def to_json(self) -> str:
-        """One line of JSON."""
-        return json.dumps(asdict(self))
 
 
 def run_job(job: Job) -> None:
@@ -172,18 +167,10 @@ class _Rows:
         return row
 
 
-def _die_with_parent() -> None:
-    sys.stdin.read()
-    os._exit(1)
-
-
-def main() -> None:
-    """Entry point: the job is the one argument, as JSON."""
-    threading.Thread(target=_die_with_parent, daemon=True).start()
-    run_job(Job(**json.loads(sys.argv[1])))
-    sys.stdout.flush()
-    os._exit(0)
+def _work(job: dict[str, Any], _: Console) -> None:
+    run_job(Job(**job))
 
 
 if __name__ == "__main__":
-    main()
+    answer_parent(_work)
+    os._exit(0)  # the libraries' own ends take long, and have nothing left to do

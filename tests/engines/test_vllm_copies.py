@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,7 @@ NANO = Path(clefq.nano.__file__).parent / "weights"
 
 @pytest.fixture(autouse=True)
 def fake_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_copies, "COMMAND", (sys.executable, "-m", "tests.engines.fake_copy"))
+    monkeypatch.setattr(vllm_copies, "MODULE", "tests.engines.fake_copy")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
@@ -106,14 +105,39 @@ def test_what_cannot_be_run_is_an_error_of_its_own() -> None:
     assert not results["r1"].errors
 
 
-def test_an_engine_that_dies_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_COPY", json.dumps({"die_on": "r20"}))
+def test_an_engine_that_dies_is_started_again_and_nothing_is_lost_or_done_twice(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    mark = str(tmp_path / "died")
+    monkeypatch.setenv("FAKE_COPY", json.dumps({"die_on": "r20", "mark": mark}))
     engine = VllmCopies(NANO, spec())
     try:
-        with pytest.raises(ClefqError, match="ended with exit code 9 and no result"):
-            run(engine, records())
+        results = [result for group in run(engine, records()) for result in group]
     finally:
         engine.close()
+    assert Path(mark).exists()
+    assert sorted(result.record_id for result in results) == sorted(r.id for r in records())
+    said = capfd.readouterr().err
+    assert "ended with exit code 9 and no result. It is started again (1 of 3)." in said
+
+
+def test_a_window_that_kills_every_engine_ends_the_run_after_all_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(vllm_copies, "RESTARTS", 1)
+    monkeypatch.setenv("FAKE_COPY", json.dumps({"die_on": "r20"}))
+    engine = VllmCopies(NANO, spec())
+    answered: list[str] = []
+    try:
+        with pytest.raises(ClefqError, match="ended with exit code 9 and no result"):
+            for group in engine.predict(records()):
+                answered += [result.record_id for result in group]
+    finally:
+        engine.close()
+    lost = {record.id for record in records()} - set(answered)
+    assert "r20" in lost
+    assert len(lost) <= 4  # its window alone
+    assert len(answered) == len(set(answered))
 
 
 def test_an_engine_that_does_not_load_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
