@@ -7,20 +7,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clefq.cli.options import Json, Quiet
+from clefq.cli.options import Json, Quiet, Run
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from clefq.quantize.audit.report import AuditReport
 
-Folder = Annotated[
-    str, typer.Argument(metavar="CKPT", help="Quantized checkpoint: a folder or a hub id.")
+Checkpoint = Annotated[
+    str,
+    typer.Argument(
+        metavar="CKPT",
+        help="Quantized checkpoint: a folder, a variant of the run folder, or a hub id.",
+    ),
 ]
 Source = Annotated[
     str | None,
     typer.Option(
-        "--source", metavar="BF16", help="The BF16 checkpoint it was made from: folder or hub id."
+        "--source",
+        metavar="BF16",
+        help="The BF16 checkpoint it was made from: folder, variant or hub id.",
     ),
 ]
 
@@ -36,10 +42,11 @@ Vanished = Annotated[
 
 
 def command(
-    checkpoint: Folder,
+    checkpoint: Checkpoint,
     source: Source = None,
     calibration: Records = None,
     allow_vanished: Vanished = False,
+    run: Run = None,
     json_output: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -50,21 +57,19 @@ def command(
     """
     from clefq.console import Console
     from clefq.names.models import find_model
+    from clefq.names.run import find_run
     from clefq.quantize.audit import audit_checkpoint
 
     console = Console(json_output=json_output, quiet=quiet)
-    original = None if source is None else find_model(source).folder
-    folder = find_model(checkpoint).folder if _is_hub_id(checkpoint) else Path(checkpoint)
+    here = find_run(run)
+    folder = find_model(checkpoint, here).folder
+    original = None if source is None else find_model(source, here).folder
     report = audit_checkpoint(
         folder, original, allow_vanished=allow_vanished, calibration=calibration
     )
     console.result(report.to_json(), render(report))
     if not report.passed:
         raise typer.Exit(1)
-
-
-def _is_hub_id(name: str) -> bool:
-    return not Path(name).exists() and name.count("/") == 1 and not name.startswith((".", "/"))
 
 
 def render(report: AuditReport) -> RenderableType:

@@ -13,10 +13,11 @@ from clefq.cli.options import Json, Quiet
 from clefq.errors import InputError
 
 if TYPE_CHECKING:
+    from clefq.console import Console
     from clefq.data.build import BuildResult
     from clefq.data.definition import Definition
     from clefq.data.loading import Malformed
-    from clefq.store.set_manifest import SetManifest
+    from clefq.store.set_manifest import Role, SetManifest
 
 ROLES = ("calibration", "eval")
 LONGEST_REASON = 100
@@ -46,6 +47,10 @@ def command(
             metavar="SET",
             help="Remove what duplicates this set, .jsonl of records or .txt of texts; repeatable.",
         ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="NAME", help="Name of the set (default: its folder's)."),
     ] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="At most N records of each entry.")
@@ -85,19 +90,83 @@ def command(
     console = Console(json_output=json_output, quiet=quiet)
     path = definition_path(role, name_or_file)  # type: ignore[arg-type]
     definition = limited(load_definition(path, role), limit, seed)  # type: ignore[arg-type]
+    target = out if out is not None else Path("sets") / (name or definition.name)
     spec = BuildSpec(
         definition=definition,
         base=path.parent,
-        out=out if out is not None else Path("sets") / definition.name,
+        out=target,
         data_dir=data_dir,
         against=tuple(against or ()),
         tokenizer=_tokenizer(tokenizer),
         allow_malformed=allow_malformed,
+        name=_set_name(name, target),
     )
     result = build_set(spec, console)
     if role == "calibration" and not spec.against:
         console.note("not compared with any eval set: --against SET does")
     console.result(_as_json(result), _as_text(result, definition))
+
+
+def _set_name(given: str | None, out: Path) -> str:
+    """The name given, or that of the set's folder, which predictions and reports go by."""
+    from clefq.store.atomic import can_name_folder
+
+    name = out.absolute().name if given is None else given
+    if not can_name_folder(name):
+        raise InputError(f"{name!r} cannot name a set.", fix="give --name a plain name.")
+    return name
+
+
+def check_definition(role: Role, name_or_file: str) -> None:
+    """Reads a definition, to say what is wrong with it before anything else is done.
+
+    Raises:
+        DefinitionError: There is none, or it is malformed.
+    """
+    from clefq.data.definition import definition_path, load_definition
+
+    load_definition(definition_path(role, name_or_file), role)
+
+
+def build_into(
+    role: Role,
+    name_or_file: str,
+    sets: Path,
+    data_dir: Path | None,
+    against: Sequence[Path],
+    console: Console,
+) -> str:
+    """Builds a set under its definition's name, unless it is there.
+
+    Args:
+        role: What the set is for.
+        name_or_file: Definition.
+        sets: Folder of the sets.
+        data_dir: Folder of original files, or None for the hub.
+        against: Sets to compare with.
+        console: For notes and progress.
+
+    Returns:
+        Name of the set.
+
+    Raises:
+        DefinitionError: As `build_set`.
+    """
+    from clefq.data.build import BuildSpec, build_set
+    from clefq.data.definition import definition_path, load_definition
+
+    path = definition_path(role, name_or_file)
+    definition = load_definition(path, role)
+    target = sets / definition.name
+    if target.is_dir():
+        console.note(f"{target} is there and stays as it is")
+        return definition.name
+    console.note(f"building the {role} set {definition.name}")
+    build_set(
+        BuildSpec(definition, path.parent, target, data_dir, tuple(against), _tokenizer(None)),
+        console,
+    )
+    return definition.name
 
 
 def _tokenizer(given: str | None) -> Path | None:

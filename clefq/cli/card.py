@@ -24,7 +24,9 @@ def command(
     folder: Annotated[
         Path | None,
         typer.Argument(
-            metavar="DIR", help="Run folder or published folder (default: the current folder)."
+            metavar="DIR",
+            help="Run folder or published folder (default: the current folder), or a variant of "
+            "the current run folder.",
         ),
     ] = None,
     variant: Annotated[
@@ -76,12 +78,15 @@ def command(
     something else than the evidence does now, and exit code 1.
     """
     from clefq.console import Console
+    from clefq.errors import InputError
     from clefq.names.run import find_place
     from clefq.release.evidence import gather, loose_place
 
     console = Console(json_output=json_output, quiet=quiet)
     if model is None:
-        place = find_place(folder, variant)
+        if report:
+            raise InputError("--report goes with --model only.", fix="give --model CKPT too.")
+        place = find_place(*_named(folder, variant))
     else:
         place = loose_place(model, variant, report or ())
     target = out or place.model / CARD
@@ -91,6 +96,16 @@ def command(
         _check(target, found, (base_model, repo), console)
         return
     _write(target, found, (base_model, repo), console)
+
+
+def _named(folder: Path | None, variant: str | None) -> tuple[Path | None, str | None]:
+    """Folder and variant, where DIR may be the name of a variant of the current run folder."""
+    from clefq.names.run import find_run
+
+    here = find_run(None)
+    if folder is None or here is None or variant is not None:
+        return folder, variant
+    return (None, str(folder)) if str(folder) in here.variants() else (folder, None)
 
 
 def _keep_benches(place: Place, files: Sequence[Path]) -> None:

@@ -6,15 +6,19 @@ from typing import Annotated
 
 import typer
 
-from clefq.cli.options import Json, Quiet
+from clefq.cli.options import Json, Quiet, Run
 
 
 def command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint folder or hub id.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Folder, variant of the run folder, or hub id.")
+    ],
     base: Annotated[
-        str, typer.Argument(metavar="BASE", help="What it is compared with: folder or hub id.")
+        str,
+        typer.Argument(metavar="BASE", help="What it is compared with: folder, variant or hub id."),
     ],
     every: Annotated[bool, typer.Option("--all", help="List every tensor.")] = False,
+    run: Run = None,
     json_output: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -28,12 +32,14 @@ def command(
     """
     from clefq.console import Console
     from clefq.names.models import find_model
+    from clefq.names.run import find_run
     from clefq.release.diff import diff_folders
     from clefq.release.diff_text import diff_text
     from clefq.release.weights import open_weights
 
     console = Console(json_output=json_output, quiet=quiet)
-    ours, theirs = (open_weights(find_model(name).folder) for name in (model, base))
+    here = find_run(run)
+    ours, theirs = (open_weights(find_model(name, here).folder) for name in (model, base))
     total = sum(weight.nbytes for weight in ours.weights.values())
     with console.progress("compare", total) as advance:
         found = diff_folders(ours, theirs, advance)

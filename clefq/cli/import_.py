@@ -80,12 +80,13 @@ def command(
     from clefq.console import Console
     from clefq.errors import PredictionsError
     from clefq.parity.importing import import_answers, read_answers, rounding_step
-    from clefq.store.predictions import write_predictions
+    from clefq.store.predictions import check_replaceable, write_predictions
 
     console = Console(json_output=json_output, quiet=quiet)
     folder, path = _places(eval_set, variant, out, run)
     meta = _meta(folder, variant, (arithmetic, kernels, scheme), (source, model_id or variant))
     meta = _checked(meta, quantum)
+    check_replaceable(path, meta.eval_set_sha256)
     answers = read_answers(file)
     step = rounding_step(answers) if quantum is None and not exact else None
     if step is not None:

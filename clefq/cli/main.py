@@ -31,6 +31,7 @@ app = typer.Typer(
 # Command modules, in the order of the loop. Each holds a function `command`, or a `group` of
 # them; light to import.
 COMMANDS: dict[str, str] = {
+    "init": "init",
     "build": "build",
     "quantize": "quantize",
     "predict": "predict",
@@ -55,7 +56,7 @@ COMMANDS: dict[str, str] = {
 
 # How `clefq --help` groups them.
 PANELS: dict[str, tuple[str, ...]] = {
-    "Start here": ("demo", "doctor"),
+    "Start here": ("demo", "init", "doctor"),
     "The loop": ("build", "quantize", "predict", "parity", "gate"),
     "Checkpoints": ("audit", "repair", "diff", "sensitivity"),
     "Evidence": ("ci", "plan", "threshold", "import", "export", "card", "bundle"),

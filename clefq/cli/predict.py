@@ -100,15 +100,20 @@ def command(
         int | None,
         typer.Option("--concurrency", metavar="N", help="Requests in flight (with --engine http)."),
     ] = None,
+    again: Annotated[
+        bool,
+        typer.Option("--again", help="Ask every question, whatever is known already."),
+    ] = False,
     run: Run = None,
     json_output: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Predict every question of a set and write the predictions file.
 
-    Interrupted, the same command continues. A record that is too long, or whose logits are not
-    finite, becomes rows with an error; the coverage gate judges them. Where
-    every question ends so, the file is written and the exit code is 2.
+    Interrupted, the same command continues; finished, it does nothing. Records that another set
+    of the run folder has unchanged keep their answers. A record that is too long, or whose
+    logits are not finite, becomes rows with an error; the coverage gate judges them. Where every
+    question ends so, the file is written and the exit code is 2.
     """
     from clefq.console import Console
     from clefq.engines.base import EngineSpec
@@ -129,7 +134,7 @@ def command(
         tensor_parallel=tp,
         four_bit=four_bit,
     )
-    choice = _Choice(model, variant, eval_set, parse_engine(engine), url, out)
+    choice = _Choice(model, variant, eval_set, parse_engine(engine), url, out, again)
     folder = find_run(run)
     job = _job(choice, spec, folder)
     summary = predict_set(job, console)
@@ -147,6 +152,7 @@ class _Choice:
     engine: EngineName
     url: str | None
     out: Path | None
+    again: bool
 
 
 def _job(choice: _Choice, spec: EngineSpec, run: RunFolder | None) -> PredictJob:
@@ -174,7 +180,7 @@ def _job(choice: _Choice, spec: EngineSpec, run: RunFolder | None) -> PredictJob
                 "there is no run folder here to write to.", fix="give --out FILE, or --run DIR."
             )
         out = run.predictions(open_set(set_path).name, model.variant)
-    return PredictJob(model, set_path, out, choice.engine, spec, choice.url)
+    return PredictJob(model, set_path, out, choice.engine, spec, choice.url, choice.again)
 
 
 def _check_answers(summary: PredictSummary) -> None:
@@ -225,6 +231,10 @@ def _lines(
         lines.append(
             ("speed", f"{speed:,.0f} tokens/s  ({summary.tokens:,} in {summary.seconds:,.1f} s)")
         )
+    if summary.finished:
+        lines.append(("finished", "it was there already; nothing was done (--again asks anew)"))
+    if summary.reused:
+        lines.append(("reused", f"{summary.reused:,} unchanged records, from other sets here"))
     if summary.resumed:
         lines.append(("resumed", f"{summary.resumed:,} records were done already"))
     lines.append(("next", _next(job, run, summary.arithmetic)))

@@ -7,13 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clefq.cli.options import Json, Quiet
+from clefq.cli.options import Json, Quiet, Run
 
 if TYPE_CHECKING:
+    from clefq.names.run import RunFolder
     from clefq.quantize.run import Result
 
 Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="BF16 Clef: a folder, or a hub id with @revision.")
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        help="BF16 Clef: a folder, a variant of the run folder (default: bf16), or a hub id with "
+        "@revision.",
+    ),
 ]
 Scheme = Annotated[
     str | None,
@@ -23,8 +29,12 @@ RecipeFile = Annotated[
     Path | None, typer.Option("--recipe", metavar="FILE", help="Your own llm-compressor recipe.")
 ]
 CalibrationSet = Annotated[
-    Path | None,
-    typer.Option("--calibration", metavar="SET", help="Calibration set (nvfp4, nvfp4-mlp, mixed)."),
+    str | None,
+    typer.Option(
+        "--calibration",
+        metavar="SET",
+        help="Calibration set (nvfp4, nvfp4-mlp, mixed); default: the run folder's only one.",
+    ),
 ]
 Method = Annotated[str, typer.Option("--method", metavar="NAME", help="auto, oneshot or stream.")]
 MaxLength = Annotated[
@@ -38,12 +48,17 @@ Vanished = Annotated[
     bool, typer.Option("--allow-vanished", help="Accept weights that four bits erase.")
 ]
 Out = Annotated[
-    Path | None, typer.Option("--out", metavar="DIR", help="Output folder (default MODEL-SCHEME).")
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="DIR",
+        help="Output folder (default: models/SCHEME of the run folder, else MODEL-SCHEME).",
+    ),
 ]
 
 
 def command(
-    model: Model,
+    model: Model = None,
     scheme: Scheme = None,
     recipe: RecipeFile = None,
     calibration: CalibrationSet = None,
@@ -52,6 +67,7 @@ def command(
     fp8_layers: Fp8Layers = None,
     allow_vanished: Vanished = False,
     out: Out = None,
+    run: Run = None,
     json_output: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -61,34 +77,62 @@ def command(
     goes on with what is finished.
     """
     from clefq.console import Console
+    from clefq.names.run import find_run, find_set
     from clefq.quantize.run import QuantizeSpec, quantize
 
     console = Console(json_output=json_output, quiet=quiet)
+    folder = find_run(run)
+    chosen = _model(model, folder)
+    target = out or _default_out(chosen, scheme, recipe, folder)
+    if folder is not None and (model is None or out is None):
+        console.note(f"run folder: {chosen} → {_short(target, folder)}")
     spec = QuantizeSpec(
-        model=model,
+        model=chosen,
         scheme=scheme,
         recipe=recipe,
-        calibration=_set_folder(calibration),
+        calibration=None if calibration is None else find_set(calibration, folder),
         method=method,
         max_length=max_length,
         fp8_layers=fp8_layers,
+        run=folder,
         allow_vanished=allow_vanished,
     )
-    result = quantize(spec, out or _default_out(model, scheme, recipe), console)
-    console.result(_json(result), _text(result))
+    result = quantize(spec, target, console)
+    console.result(_json(result), _text(result, folder))
 
 
-def _set_folder(given: Path | None) -> Path | None:
-    """A set folder, or the name of a set of the run folder that is the current folder."""
-    if given is None or given.exists():
+def _model(given: str | None, run: RunFolder | None) -> str:
+    """The model's name: `bf16` of the run folder where none is given."""
+    from clefq.errors import InputError
+    from clefq.names.run import BASELINE
+
+    if given is not None:
         return given
-    inside = Path("sets") / given
-    return inside if inside.is_dir() else given
+    if run is None:
+        raise InputError(
+            "no MODEL is given, and the current folder is no run folder.",
+            fix="give MODEL, or make a run folder with `clefq init MODEL`.",
+        )
+    if BASELINE not in run.variants():
+        raise InputError(
+            f"{run.root} has no model {BASELINE} (there: {', '.join(run.variants()) or 'none'}).",
+            fix="give MODEL, or put the BF16 checkpoint there with `clefq init MODEL --out DIR`.",
+        )
+    return BASELINE
 
 
-def _default_out(model: str, scheme: str | None, recipe: Path | None) -> Path:
+def _short(target: Path, run: RunFolder) -> Path:
+    return target.relative_to(run.root) if target.is_relative_to(run.root) else target
+
+
+def _default_out(
+    model: str, scheme: str | None, recipe: Path | None, run: RunFolder | None
+) -> Path:
+    made = scheme or (recipe.stem if recipe is not None else "quantized")
+    if run is not None and model in run.variants():
+        return run.model(made)
     name = Path(model.partition("@")[0]).name or "model"
-    return Path(f"{name}-{scheme or (recipe.stem if recipe is not None else 'quantized')}")
+    return Path(f"{name}-{made}")
 
 
 def _json(result: Result) -> dict[str, Any]:
@@ -97,7 +141,7 @@ def _json(result: Result) -> dict[str, Any]:
     return {"folder": str(result.folder), **asdict(result.manifest)}
 
 
-def _text(result: Result) -> str:
+def _text(result: Result, run: RunFolder | None) -> str:
     from clefq.console import size_text
 
     manifest = result.manifest
@@ -112,6 +156,14 @@ def _text(result: Result) -> str:
         f"  audit     {manifest.audit['verdict']}: {checked} checks",
         f"  took      {manifest.seconds:.1f} s, peak memory {memory}",
         *(f"  note      {n}" for n in result.report.notes if not n.startswith("no clefq.json")),
-        f"next: clefq predict {result.folder} --eval SET --engine transformers",
+        f"next: {_next(result.folder, run)}",
     ]
     return "\n".join(lines)
+
+
+def _next(folder: Path, run: RunFolder | None) -> str:
+    from clefq.names.run import BASELINE
+
+    if run is not None and folder.name in run.variants():
+        return f"clefq parity --baseline {BASELINE}"
+    return f"clefq predict {folder} --eval SET --engine transformers"

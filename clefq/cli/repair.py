@@ -7,27 +7,36 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clefq.cli.options import Json, Quiet
+from clefq.cli.options import Json, Quiet, Run
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from clefq.quantize.repair.report import RepairReport
 
-Folder = Annotated[Path, typer.Argument(metavar="CKPT", help="Quantized checkpoint folder.")]
+Checkpoint = Annotated[
+    str,
+    typer.Argument(
+        metavar="CKPT",
+        help="Quantized checkpoint: a folder, a variant of the run folder, or a hub id.",
+    ),
+]
 Source = Annotated[
     str | None,
     typer.Option(
-        "--source", metavar="BF16", help="The BF16 checkpoint it was made from: folder or hub id."
+        "--source",
+        metavar="BF16",
+        help="The BF16 checkpoint it was made from: folder, variant or hub id.",
     ),
 ]
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the mended copy.")]
 
 
 def command(
-    checkpoint: Folder,
+    checkpoint: Checkpoint,
     out: Out,
     source: Source = None,
+    run: Run = None,
     json_output: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -37,11 +46,14 @@ def command(
     """
     from clefq.console import Console
     from clefq.names.models import find_model
+    from clefq.names.run import find_run
     from clefq.quantize.repair import repair_checkpoint
 
     console = Console(json_output=json_output, quiet=quiet)
-    original = None if source is None else find_model(source).folder
-    report = repair_checkpoint(checkpoint, original, out, console)
+    here = find_run(run)
+    folder = find_model(checkpoint, here).folder
+    original = None if source is None else find_model(source, here).folder
+    report = repair_checkpoint(folder, original, out, console)
     console.result(report.to_json(), render(report))
 
 

@@ -67,6 +67,7 @@ class BuildSpec:
         against: Sets and lists to compare with.
         tokenizer: Model folder whose tokenizer counts, or None to leave tokens uncounted.
         allow_malformed: Largest share of a source's rows that may be refused.
+        name: Name of the set; None: the definition's.
     """
 
     definition: Definition
@@ -76,6 +77,7 @@ class BuildSpec:
     against: tuple[Path, ...] = ()
     tokenizer: Path | None = None
     allow_malformed: float = MOST_MALFORMED
+    name: str | None = None
 
 
 @dataclass(slots=True)
@@ -348,7 +350,7 @@ class _Build:
         kinds = Counter(f"{row.kind}-{row.scope}" for row in removed)
         return SetDraft(
             role=definition.role,
-            name=definition.name,
+            name=self.spec.name or definition.name,
             definition=_as_recorded(definition),
             sources=tuple(_info(entry) for entry in entries),
             decontamination=Decontamination(

@@ -8,7 +8,7 @@ then the same as that of an undisturbed run, but for `created_at`.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,14 +17,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clefq import __version__
-from clefq.clef.images import PROCESSOR_FILES
 from clefq.engines.base import Engine, EngineInfo, EngineName, EngineSpec, RecordResult
 from clefq.engines.journal import Journal, check_free
+from clefq.engines.known import Known, how_of, is_finished, known_answers
 from clefq.engines.select import open_engine, runs_here
-from clefq.errors import ClefqError, InputError
+from clefq.errors import ClefqError
 from clefq.names.models import ModelRef
-from clefq.store.atomic import check_writable, compact_json, sha256_bytes, sha256_file
-from clefq.store.predictions import PredictionsMeta, holds_something_else, write_predictions
+from clefq.store.atomic import check_writable, compact_json, sha256_bytes
+from clefq.store.predictions import (
+    PredictionsMeta,
+    check_replaceable,
+    read_predictions,
+    write_predictions,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,6 +50,7 @@ class PredictJob:
         engine: Which engine.
         spec: How to run it.
         url: Base URL of a SystemOne server (http only).
+        again: Ask every question, whatever is finished or known from another set.
     """
 
     model: ModelRef
@@ -53,6 +59,7 @@ class PredictJob:
     engine: EngineName
     spec: EngineSpec = field(default_factory=EngineSpec)
     url: str | None = None
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +78,8 @@ class PredictSummary:
         seconds: Time spent in the engine, loading excluded.
         resumed: Records taken over from an interrupted run.
         truncated: Records whose state was cut.
+        reused: Records whose answers are those of another set of the run folder.
+        finished: Whether the file was there already and nothing was done.
         kernels: As in the file's metadata.
         arithmetic: As in the file's metadata.
         device: As in the file's metadata.
@@ -90,6 +99,8 @@ class PredictSummary:
     kernels: str
     arithmetic: str
     device: str
+    reused: int = 0
+    finished: bool = False
 
     @property
     def accuracy(self) -> float | None:
@@ -109,7 +120,8 @@ def predict_set(job: PredictJob, console: Console) -> PredictSummary:
         InputError: The file cannot be written, or holds something else.
         ClefqError: Bad model, set or options, or an engine that cannot go on.
     """
-    _check_out(job.out)
+    check_writable(job.out)
+    check_free(job.out)
     if not runs_here(job.engine):
         from clefq.engines.worker import run_elsewhere
 
@@ -117,23 +129,45 @@ def predict_set(job: PredictJob, console: Console) -> PredictSummary:
     from clefq.store.sets import open_set
 
     folder = open_set(job.set_path)
+    check_replaceable(job.out, folder.manifest.sha256)
+    facts, how = _facts(job), _how(job)
+    done = _finished(job, folder, facts, how)
+    if done is not None:
+        console.note(f"{job.out} is finished: same set, model, engine and options; nothing to do")
+        return done
     records = list(folder.records())
     engine = _open(job, console)
     try:
-        return _predict(job, folder, records, engine, console)
+        if job.engine == "http":  # what the server says of its model
+            facts = ModelFacts(engine.info.model_sha256, engine.info.scheme or "unknown")
+        meta = provenance(job.model, folder, engine.info, job.spec, facts)
+        return _predict(job, folder, records, (engine, meta, how), console)
     finally:
         engine.close()
 
 
-def _check_out(path: Path) -> None:
-    """Older predictions are replaced; a user's other file, or one in the making, is not."""
-    check_writable(path)
-    check_free(path)
-    if path.is_file() and holds_something_else(path):
-        raise InputError(
-            f"{path} is there and is not a predictions file.",
-            fix="remove it or choose another --out.",
-        )
+def _finished(
+    job: PredictJob, folder: SetFolder, facts: ModelFacts, how: Mapping[str, Any]
+) -> PredictSummary | None:
+    """What a file that is there already says, where predicting anew would give the same."""
+    if job.again or job.engine == "http":
+        return None
+    wanted = {
+        "eval_set_sha256": folder.manifest.sha256,
+        "model_sha256": facts.sha256,
+        "variant": job.model.variant,
+        "engine": job.engine,
+        "max_length": job.spec.max_length,
+        "truncate_state": job.spec.truncate_state,
+    }
+    if not is_finished(job.out, wanted, how):
+        return None
+    found = read_predictions(job.out)
+    frame = found.frame.astype(object)
+    rows = frame.where(frame.notna(), None).to_dict("records")
+    if all(row["error"] is not None for row in rows):
+        return None  # its cause may be mended
+    return replace(_summary(job, found.meta, rows, _Effort()), finished=True)
 
 
 def _open(job: PredictJob, console: Console) -> Engine:
@@ -152,19 +186,23 @@ def _predict(
     job: PredictJob,
     folder: SetFolder,
     records: Sequence[Record],
-    engine: Engine,
+    opened: tuple[Engine, PredictionsMeta, Mapping[str, Any]],
     console: Console,
 ) -> PredictSummary:
-    meta = _meta(job, folder, engine.info)
-    with Journal(job.out, _key(job, meta), meta.created_at) as journal:
-        # answers of an interrupted run are as old as it: gates frozen since came after them
-        meta = replace(meta, created_at=journal.started)
+    engine, meta, how = opened
+    known = Known() if job.again else known_answers(job.out, folder, meta, how)
+    started = min(filter(None, (meta.created_at, known.created_at)))
+    with Journal(job.out, _key(job, meta, how), started) as journal:
         if journal.discarded:
             console.note("an interrupted run with other inputs or options was discarded")
         resumed = len(journal.results)
         if resumed:
             console.note(f"resuming: {resumed} of {len(records)} records are done")
-        seconds, tokens = _run(engine, records, folder.path, journal, console)
+        _take_over(known, journal, console)
+        # answers of an interrupted run, and those of an older set, are as old as they are: gates
+        # frozen since came after them
+        meta = replace(meta, created_at=min(journal.started, started))
+        effort = _run(engine, records, folder.path, journal, console)
         results = [journal.results[record.id] for record in records]
         if job.engine == "http":
             from clefq.engines.http_answers import settle
@@ -172,14 +210,31 @@ def _predict(
             # A server's rounding is known only once all answers are in.
             results, quantum = settle(results)
             meta = replace(meta, probability_quantum=quantum)
-        rows = [
-            row
-            for record, result in zip(records, results, strict=True)
-            for row in _rows(record, result)
-        ]
-        write_predictions(job.out, _frame(rows), meta)
+        rows = _all_rows(records, results)
+        write_predictions(job.out, _frame(rows), meta, {**how, "reused": list(known.sources)})
         journal.remove()
-    return _summary(job, meta, results, rows, (seconds, tokens, resumed))
+    return _summary(job, meta, rows, replace(effort, resumed=resumed, reused=len(known.results)))
+
+
+def _take_over(known: Known, journal: Journal, console: Console) -> None:
+    new = [result for id, result in known.results.items() if id not in journal.results]
+    if new:
+        journal.append(new)
+    for source in known.sources:
+        console.note(
+            f"{source['records']} unchanged records keep their answers on {source['eval_set']}, "
+            f"of {source['created_at']} (--again asks all anew)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Effort:
+    """What a run cost: seconds and tokens of what was computed, records that were not."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    resumed: int = 0
+    reused: int = 0
 
 
 def _run(
@@ -188,8 +243,8 @@ def _run(
     media_root: Path,
     journal: Journal,
     console: Console,
-) -> tuple[float, int]:
-    """Computes what the journal lacks; gives seconds and tokens."""
+) -> _Effort:
+    """Computes what the journal lacks."""
     todo = [record for record in records if record.id not in journal.results]
     tokens = 0
     started = time.perf_counter()
@@ -206,18 +261,16 @@ def _run(
             f"the engine returned nothing for {len(lost)} records, first {lost[0]!r}.",
             fix="run it again; what was computed is kept.",
         )
-    return seconds, tokens
+    return _Effort(seconds, tokens)
 
 
-def _meta(job: PredictJob, folder: SetFolder, info: EngineInfo) -> PredictionsMeta:
-    digest = info.model_sha256
-    scheme = info.scheme or "unknown"
-    if job.engine != "http":
-        from clefq.clef.checkpoint import checkpoint_sha256, open_checkpoint, scheme_of
+def _facts(job: PredictJob) -> ModelFacts:
+    if job.engine == "http":
+        return ModelFacts(None, "unknown")
+    from clefq.clef.checkpoint import checkpoint_sha256, open_checkpoint, scheme_of
 
-        digest = checkpoint_sha256(job.model.folder)
-        scheme = scheme_of(open_checkpoint(job.model.folder))
-    return provenance(job.model, folder, info, job.spec, ModelFacts(digest, scheme))
+    folder = job.model.folder
+    return ModelFacts(checkpoint_sha256(folder), scheme_of(open_checkpoint(folder)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,23 +320,18 @@ def provenance(
     )
 
 
-def _key(job: PredictJob, meta: PredictionsMeta) -> str:
+def _how(job: PredictJob) -> dict[str, Any]:
+    """What decides the results beside the metadata; `model_sha256` covers all but the images."""
+    if job.engine == "http":
+        return {"spec": asdict(job.spec), "images": {}, "url": job.url}
+    return how_of(job.model.folder, job.spec)
+
+
+def _key(job: PredictJob, meta: PredictionsMeta, how: Mapping[str, Any]) -> str:
     """Hash of everything that decides the results; not the time, and not the file's name."""
     values = asdict(meta)
     del values["created_at"]
-    spec = asdict(job.spec)
-    # a window's results are the same whichever copy runs it
-    del spec["copies"]
-    values |= {"spec": spec, "url": job.url, "images": _image_settings(job)}
-    return sha256_bytes(compact_json(values).encode())
-
-
-def _image_settings(job: PredictJob) -> dict[str, str]:
-    """Hashes of what decides the pixels; `model_sha256` covers all else of the checkpoint."""
-    if job.engine == "http":
-        return {}
-    files = [job.model.folder / name for name in PROCESSOR_FILES]
-    return {file.name: sha256_file(file) for file in files if file.is_file()}
+    return sha256_bytes(compact_json({**values, "url": None, **how}).encode())
 
 
 def _rows(record: Record, result: RecordResult) -> list[dict[str, Any]]:
@@ -317,7 +365,11 @@ def predictions_frame(records: Sequence[Record], results: Sequence[RecordResult]
         records: The records.
         results: One result per record, in the same order.
     """
-    return _frame([row for pair in zip(records, results, strict=True) for row in _rows(*pair)])
+    return _frame(_all_rows(records, results))
+
+
+def _all_rows(records: Sequence[Record], results: Sequence[RecordResult]) -> list[dict[str, Any]]:
+    return [row for pair in zip(records, results, strict=True) for row in _rows(*pair)]
 
 
 def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
@@ -332,11 +384,9 @@ def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
 def _summary(
     job: PredictJob,
     meta: PredictionsMeta,
-    results: Sequence[RecordResult],
-    rows: Sequence[dict[str, Any]],
-    run: tuple[float, int, int],
+    rows: Sequence[Mapping[Any, Any]],
+    effort: _Effort,
 ) -> PredictSummary:
-    seconds, tokens, resumed = run
     errors = [row["error"] for row in rows if row["error"] is not None]
     labelled = [row for row in rows if row["gold"] is not None]
     correct = sum(
@@ -346,17 +396,18 @@ def _summary(
     )
     return PredictSummary(
         out=str(job.out),
-        records=len(results),
+        records=len({row["record_id"] for row in rows}),
         questions=len(rows),
         errors=len(errors),
         first_error=max(errors, key=errors.count) if errors else None,
         gold=len(labelled),
         correct=correct,
-        tokens=tokens,
-        seconds=seconds,
-        resumed=resumed,
-        truncated=sum(result.truncated_tokens > 0 for result in results),
+        tokens=effort.tokens,
+        seconds=effort.seconds,
+        resumed=effort.resumed,
+        truncated=len({row["record_id"] for row in rows if row["truncated_tokens"] > 0}),
         kernels=meta.kernels,
         arithmetic=meta.arithmetic,
         device=meta.device,
+        reused=effort.reused,
     )

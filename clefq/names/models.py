@@ -18,9 +18,10 @@ from clefq.names.hub import (
     split_model,
 )
 from clefq.names.run import RunFolder
-from clefq.store.atomic import compact_json, sha256_bytes, sha256_file
+from clefq.store.atomic import compact_json, read_json, sha256_bytes, sha256_file, write_json
 
 NANO = "nano"
+_ORIGIN = ".clefq-origin.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 
@@ -72,19 +73,39 @@ def find_model(name: str, run: RunFolder | None = None) -> ModelRef:
 def find_here(name: str, run: RunFolder | None = None) -> ModelRef | None:
     """The model of a name that is no hub id, or None; nothing is downloaded.
 
+    A variant of the run folder goes before a folder of that name here, which `./NAME` means.
     `nano` is the bundled one unless there is another so called.
     """
+    if run is not None and name in run.variants():
+        model_id, revision = origin_of(run.model(name))
+        return ModelRef(run.model(name), model_id or name, revision, name)
     folder = Path(name).expanduser()
     if folder.is_dir():
         leaf = folder.resolve().name
-        return ModelRef(folder, leaf, None, leaf)
-    if run is not None and name in run.variants():
-        return ModelRef(run.model(name), name, None, name)
+        model_id, revision = origin_of(folder)
+        return ModelRef(folder, model_id or leaf, revision, leaf)
     if name == NANO:
         from clefq.nano.build import WEIGHTS
 
         return ModelRef(WEIGHTS, NANO, None, NANO)
     return None
+
+
+def record_origin(folder: Path, model_id: str, revision: str) -> None:
+    """Writes into a copy of a hub's checkpoint what it is a copy of; its hash does not change."""
+    write_json(folder / _ORIGIN, {"schema_version": 1, "model_id": model_id, "revision": revision})
+
+
+def origin_of(folder: Path) -> tuple[str | None, str | None]:
+    """Hub id and commit that a checkpoint folder was copied from, or None and None."""
+    if not (folder / _ORIGIN).is_file():
+        return None, None
+    value = read_json(folder / _ORIGIN)
+    if not isinstance(value, dict) or value.get("schema_version") != 1:
+        raise CheckpointError(
+            f"{folder / _ORIGIN} is not of this version.", fix="remove it, or update clefq."
+        )
+    return str(value.get("model_id")), str(value.get("revision"))
 
 
 def served_model(name: str) -> ModelRef:

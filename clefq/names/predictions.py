@@ -69,15 +69,15 @@ def find_predictions(
 
 def _of_model(name: str, set_name: str, run: RunFolder | None) -> PredictionsRef:
     home = run if run is not None else RunFolder(Path.cwd())
-    if "/" not in name and run is not None:
-        own = run.model(name) if run.model(name).is_dir() else None
-        if own is not None or run.predictions(set_name, name).is_file():
-            return PredictionsRef(name, run.predictions(set_name, name), name, own, in_run=True)
-    here = find_here(name)
+    here = find_here(name, run)
+    in_run = run is not None and name in run.variants()
+    if run is not None and "/" not in name and not in_run:
+        path = run.predictions(set_name, name)
+        if path.is_file():  # its checkpoint is not here any more, or never was
+            return PredictionsRef(name, path, name, None, in_run=True)
     if here is not None:
-        return PredictionsRef(
-            here.variant, home.predictions(set_name, here.variant), name, here.folder
-        )
+        path = home.predictions(set_name, here.variant)
+        return PredictionsRef(here.variant, path, name, here.folder, in_run)
     if "/" not in name:
         find_model(name, home)  # says what is wrong, and what there is
     variant = split_model(name)[0].rpartition("/")[2]

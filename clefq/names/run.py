@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clefq.errors import InputError
-from clefq.store.sets import MANIFEST_FILE, SetManifest, read_manifest
+from clefq.store.sets import MANIFEST_FILE, Role, SetManifest, read_manifest
 
 BASELINE = "bf16"
 EVIDENCE = "evidence"  # of a published folder
@@ -105,22 +105,47 @@ def find_set(name: str, run: RunFolder | None = None) -> Path:
     """Finds a set folder.
 
     Args:
-        name: A folder, or a set of `run`.
+        name: A set of `run`, or a folder; `./NAME` is always the folder.
         run: The run folder, if there is one.
 
     Raises:
         InputError: Neither.
     """
+    if run is not None and name in run.sets():
+        return run.set_folder(name)
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
-    if run is not None and name in run.sets():
-        return run.set_folder(name)
     known = f" (sets here: {', '.join(run.sets())})" if run is not None and run.sets() else ""
     raise InputError(
         f"no set {name}{known}.",
         fix="give its folder, or change into the run folder that has it (--run DIR); "
         "`clefq build eval NAME_OR_FILE --out DIR` builds one.",
+    )
+
+
+def only_set(run: RunFolder, role: Role, option: str) -> Path:
+    """The run folder's only set of a role, where the user named none.
+
+    Args:
+        run: The run folder.
+        role: `calibration` or `eval`.
+        option: Option that names one.
+
+    Raises:
+        InputError: There is none, or there are several; lists them.
+    """
+    found = [name for name in run.sets() if manifest_of(run.set_folder(name)).role == role]
+    if len(found) == 1:
+        return run.set_folder(found[0])
+    if not found:
+        raise InputError(
+            f"{run.root} has no {role} set.",
+            fix=f"build one with `clefq build {role} NAME_OR_FILE`, or give {option} SET.",
+        )
+    raise InputError(
+        f"{run.root} has several {role} sets: {', '.join(found)}.",
+        fix=f"choose one: {option} {found[0]}",
     )
 
 

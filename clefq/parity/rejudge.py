@@ -17,6 +17,7 @@ from clefq.errors import InputError
 from clefq.parity.gates.compare import (
     CandidateReport,
     gate_banners,
+    gated_overall,
     judge_candidate,
     replicate_banners,
 )
@@ -34,6 +35,7 @@ from clefq.parity.gates.verdict import INVALID, Coverage, Evidence, Verdict, dra
 from clefq.parity.report.files import REPORT_FILE
 from clefq.parity.report.parity_json import document_digest, parity_document, read_parity, signed
 from clefq.parity.run import FROM_BOUNDS, FROM_PREDICTIONS, judge_spec, provenance
+from clefq.parity.statistics.clustering import few_carriers
 from clefq.parity.statistics.metric import OVERALL, Metric
 from clefq.parity.statistics.slices import LENGTH_BANDS, MARGIN_BANDS, OPTION_BANDS
 from clefq.store.atomic import sha256_bytes, sha256_file
@@ -330,6 +332,9 @@ def _from_bounds(
             *gate_banners(prereg.status, replaced),
             *replicate_banners(
                 _meta(document["baseline"]), [_meta(side) for side in replicates_of(document)]
+            ),
+            *few_carriers(
+                (document["details"] or {}).get("clustering", {}), gated_overall(loaded.gates)
             ),
             STORED_BANNER,
         ),

@@ -18,16 +18,16 @@ from clefq.errors import PredictionsError
 from clefq.parity.gates.compare import CandidateReport, JudgeSpec, judge_candidate
 from clefq.parity.gates.files import LoadedGates, load_gates
 from clefq.parity.gates.preregistration import GitEvidence, find_superseded, git_evidence
+from clefq.parity.report.documents import JudgedFrom, Provenance
 from clefq.parity.report.files import ReportSpec, write_reports
-from clefq.parity.report.parity_json import Provenance
 from clefq.parity.report.summary import Sizes
 from clefq.store.atomic import sha256_file
 from clefq.store.predictions import Predictions, PredictionsMeta, read_predictions
 
 PACKAGES = ("numpy", "scipy", "pandas", "pyarrow")
 RESAMPLES = 10_000
-FROM_PREDICTIONS = "predictions"
-FROM_BOUNDS = "stored bounds"
+FROM_PREDICTIONS: JudgedFrom = "predictions"
+FROM_BOUNDS: JudgedFrom = "stored bounds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def judge_set(job: SetJob, spec: JudgeSpec, console: Console) -> dict[str, Any]:
     return write_reports(job.out, reports, report_spec)
 
 
-def provenance(judged_from: str) -> Provenance:
+def provenance(judged_from: JudgedFrom) -> Provenance:
     """How and when a report is made: now, here, by this command line."""
     versions = {"python": platform.python_version()}
     versions |= {package: version(package) for package in PACKAGES}

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from clefq.errors import CheckpointError
-from clefq.store.atomic import read_json, write_json
+from clefq.store.atomic import write_json
+from clefq.store.reading import Stored, expected, read_stored
 
 MANIFEST = "clefq.json"
 SCHEMA_VERSION = 1
-_FIX = "download or copy that file again."
+_FIX = "download or copy that file again; of another version, use the clefq that wrote it."
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(Stored):
     """Contents of `clefq.json`.
 
     Attributes:
@@ -38,7 +39,7 @@ class Manifest:
         peak_memory_bytes: Highest resident memory of the process that did the work.
     """
 
-    schema_version: int
+    schema_version: Annotated[int, expected(SCHEMA_VERSION)]
     clefq_version: str
     created_at: str
     scheme: str
@@ -65,21 +66,7 @@ def read_manifest(folder: Path) -> Manifest:
     """Reads `clefq.json`, strictly.
 
     Raises:
-        CheckpointError: Missing or unknown keys, values of another type, another schema version.
+        CheckpointError: Not of this form or version; lists every fault.
+        InputError: The file is missing.
     """
-    path = folder / MANIFEST
-    body = read_json(path)
-    names = {field.name for field in fields(Manifest)}
-    if not isinstance(body, dict) or set(body) != names:
-        wrong = sorted(set(body) ^ names) if isinstance(body, dict) else ["not an object"]
-        raise CheckpointError(f"{path} differs in {', '.join(wrong)}.", fix=_FIX)
-    if body["schema_version"] != SCHEMA_VERSION:
-        raise CheckpointError(
-            f"{path} has schema version {body['schema_version']}, expected {SCHEMA_VERSION}.",
-            fix="use the clefq that wrote it.",
-        )
-    objects = ("source", "recipe", "versions", "audit", "formats", "bytes", "files")
-    broken = [name for name in objects if not isinstance(body[name], dict)]
-    if broken:
-        raise CheckpointError(f"{path} has no object under {', '.join(broken)}.", fix=_FIX)
-    return Manifest(**body)
+    return read_stored(Manifest, folder / MANIFEST, error=CheckpointError, fix=_FIX)

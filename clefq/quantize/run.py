@@ -19,6 +19,7 @@ from clefq.console import Console
 from clefq.errors import AuditError, InputError, RecipeError
 from clefq.names.hub import verify_download
 from clefq.names.models import ModelRef, find_model
+from clefq.names.run import RunFolder, only_set
 from clefq.quantize import finish, preflight
 from clefq.quantize.audit import audit_checkpoint, summary
 from clefq.quantize.audit.measured import FEW_RECORDS, growth
@@ -67,6 +68,8 @@ class QuantizeSpec:
         max_length: Token limit per calibration record.
         fp8_layers: For `mixed`: how many of the last layers have FP8 MLPs.
         max_shard_bytes: Limit of an output shard.
+        run: Run folder that `model` may name a variant of; its only calibration set is taken where
+            none is given.
         allow_vanished: Accept weights that four bits erase, however many they are.
     """
 
@@ -78,6 +81,7 @@ class QuantizeSpec:
     max_length: int = DEFAULT_MAX_LENGTH
     fp8_layers: int | None = None
     max_shard_bytes: int = MAX_SHARD_BYTES
+    run: RunFolder | None = None
     allow_vanished: bool = False
 
 
@@ -170,14 +174,14 @@ def quantize(spec: QuantizeSpec, out: Path, console: Console) -> Result:
 
 def prepare(spec: QuantizeSpec, console: Console) -> Work:
     """Opens the source, plans the recipe and encodes the calibration set; writes nothing."""
-    source = find_model(spec.model)
+    source = find_model(spec.model, spec.run)
     checkpoint = open_checkpoint(source.folder)
     recipe = _recipe(spec, checkpoint)
     with quiet_libraries():
         plan = make_plan(source.folder, recipe)
     method = _method(spec.method, plan, console)
     tensors = checkpoint.tensors
-    calibration = _calibration(spec, plan, source.folder)
+    calibration = _calibration(spec, plan, source.folder, console)
     if calibration is not None and calibration.role == "eval":
         console.note(f"{calibration.set_name} is an eval set: judge the result on another one.")
     device = default_device()
@@ -258,15 +262,21 @@ def _method(asked: str, plan: Plan, console: Console) -> str:
     return "oneshot"
 
 
-def _calibration(spec: QuantizeSpec, plan: Plan, model: Path) -> Calibration | None:
+def _calibration(
+    spec: QuantizeSpec, plan: Plan, model: Path, console: Console
+) -> Calibration | None:
     if not plan.needs_data:
         return None
-    if spec.calibration is None:
+    chosen = spec.calibration
+    if chosen is None and spec.run is not None:
+        chosen = only_set(spec.run, "calibration", "--calibration")
+        console.note(f"calibration set {chosen.name}, the only one of the run folder")
+    if chosen is None:
         raise InputError(
             "this scheme calibrates activations and needs a calibration set.",
             fix="build one with `clefq build calibration NAME`, then add --calibration SET.",
         )
-    return load_calibration(spec.calibration, model, spec.max_length)
+    return load_calibration(chosen, model, spec.max_length)
 
 
 def _fingerprint(work: Work) -> dict[str, Any]:

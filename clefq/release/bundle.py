@@ -27,9 +27,10 @@ from clefq.errors import ClefqError, InputError
 from clefq.names.models import find_model
 from clefq.names.run import REPORT, Place, RunFolder
 from clefq.parity.rejudge import replicates_of
+from clefq.parity.report.documents import check_document
 from clefq.parity.report.files import SUMMARY_FILE
 from clefq.parity.report.html_page import index_html
-from clefq.parity.report.parity_json import check_document, read_parity
+from clefq.parity.report.parity_json import read_parity
 from clefq.parity.report.summary import Sizes, summary_document
 from clefq.quantize.audit import audit_checkpoint
 from clefq.quantize.manifest import MANIFEST, read_manifest

@@ -15,8 +15,9 @@ from clefq.clef.checkpoint import checkpoint_sha256, open_checkpoint, scheme_of
 from clefq.errors import InputError
 from clefq.names.run import REPORT, Place, only_variant
 from clefq.parity.gates.verdict import ORDER
+from clefq.parity.report.documents import check_document
 from clefq.parity.report.files import SUMMARY_FILE
-from clefq.parity.report.parity_json import check_document, document_digest, read_parity
+from clefq.parity.report.parity_json import document_digest, read_parity
 from clefq.quantize.manifest import MANIFEST, Manifest, read_manifest
 from clefq.release.diff import place_of
 from clefq.release.media import Media, media_of

@@ -23,9 +23,9 @@ from clefq.release.card import CardOptions, make_card
 from clefq.release.card_text import WrittenCard, card_text, compare, read_card, updated_text
 from clefq.release.evidence import AUDIT, PLUGIN, RELEASE_CODE, Evidence, gather
 from clefq.release.hash_tree import HashTree
-from clefq.release.linking import place
 from clefq.release.vendor import write_plugin
 from clefq.store.atomic import atomic_folder, read_json, write_text
+from clefq.store.linking import place
 
 CARD = "README.md"
 OVERRIDES = ("audit", "card")

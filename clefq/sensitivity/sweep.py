@@ -35,7 +35,12 @@ from clefq.sensitivity.schema import (
 )
 from clefq.sensitivity.session import Session
 from clefq.store.atomic import compact_json, sha256_bytes
-from clefq.store.predictions import Predictions, read_predictions, write_predictions
+from clefq.store.predictions import (
+    Predictions,
+    check_replaceable,
+    read_predictions,
+    write_predictions,
+)
 from clefq.store.reading import Stored
 
 if TYPE_CHECKING:
@@ -157,6 +162,8 @@ class _Yardstick:
 def _run_baseline(session: Session, prefix: Prefix) -> Judge:
     from clefq.engines.predict import predictions_frame
 
+    answers = session.spec.out / ANSWERS_FILE
+    check_replaceable(answers, session.eval_folder.manifest.sha256)
     started = time.perf_counter()
     with session.console.progress("BF16", len(session.prompts)) as advance:
         results = prefix.baseline(advance)
@@ -171,12 +178,12 @@ def _run_baseline(session: Session, prefix: Prefix) -> Judge:
     by_id = {result.record_id: result for result in results}
     records = [record for record in session.records if record.id in by_id]
     frame = predictions_frame(records, [by_id[record.id] for record in records])
-    write_predictions(session.spec.out / ANSWERS_FILE, frame, session.meta())
+    write_predictions(answers, frame, session.meta())
     save(
         session.spec.out / BASELINE_FILE,
         StoredBaseline(session.scheme_key([]), seconds, prefix.layers),
     )
-    return Judge(records, read_predictions(session.spec.out / ANSWERS_FILE))
+    return Judge(records, read_predictions(answers))
 
 
 def _one(

@@ -7,11 +7,11 @@ sides: what is malformed is refused when it is written, not when it is judged.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from clefq.clef.formats import Arithmetic
-from clefq.errors import PredictionsError
+from clefq.errors import InputError, PredictionsError
 from clefq.store.atomic import atomic_file, can_name_folder, disk_error
 from clefq.store.list_columns import ListColumn, list_column
 from clefq.store.reading import (
@@ -36,6 +36,7 @@ from clefq.store.reading import (
 
 SCHEMA_VERSION = 1
 METADATA_KEY = b"clefq"
+HOW_KEY = b"clefq_how"
 _PARQUET = b"PAR1"  # how every Parquet file begins
 QUESTION_TYPES = ("noul", "choice", "score")
 
@@ -228,44 +229,96 @@ class _Columns:
         return np.bincount(row, values, minlength=len(column.counts)).astype(np.float64)
 
 
-def write_predictions(path: Path, frame: pd.DataFrame, meta: PredictionsMeta) -> None:
+def write_predictions(
+    path: Path, frame: pd.DataFrame, meta: PredictionsMeta, how: Mapping[str, Any] | None = None
+) -> None:
     """Writes a predictions file atomically, refusing what would not read back.
+
+    Args:
+        path: The file; predictions on the same set are replaced, anything else is not.
+        frame: One row per question.
+        meta: Provenance.
+        how: What else is to be known of its making (`read_how`), JSON values.
 
     Raises:
         PredictionsError: The frame or the metadata is malformed; lists every kind of fault.
+        InputError: The path holds something else, or predictions on another set.
     """
+    check_replaceable(path, meta.eval_set_sha256)
     faults = faults_of(meta) + validate_frame(frame, meta.probability_quantum)
     if faults:
         raise PredictionsError(f"{path} would be malformed: {faults[0]}.", faults=faults[1:])
     table = pa.Table.from_pandas(
         frame[ARROW_SCHEMA.names], schema=ARROW_SCHEMA, preserve_index=False
     )
-    blob = json.dumps(to_plain(meta), sort_keys=True).encode()
-    table = table.replace_schema_metadata({METADATA_KEY: blob})
+    metadata = {METADATA_KEY: json.dumps(to_plain(meta), sort_keys=True).encode()}
+    if how is not None:
+        metadata[HOW_KEY] = json.dumps(dict(how), sort_keys=True).encode()
+    table = table.replace_schema_metadata(metadata)
     with atomic_file(path) as partial:
         pq.write_table(table, partial, compression="zstd")
 
 
-def holds_something_else(path: Path) -> bool:
-    """Whether a file has content of a user's that predictions must not replace.
+def check_replaceable(path: Path, eval_set_sha256: str) -> None:
+    """Refuses to replace a user's other file, or predictions on another set.
 
-    Predictions of any kind may be replaced, and so may an empty file. A damaged Parquet file may
-    not: ours are renamed into place when they are whole.
+    An empty file may be replaced. A damaged Parquet file may not: ours are renamed into place
+    when they are whole.
+
+    Args:
+        path: The file that is to be written.
+        eval_set_sha256: Hash of the set that it will be about.
 
     Raises:
-        InputError: It cannot be read.
+        InputError: It holds something else, predictions on another set, or cannot be read.
     """
+    if not path.is_file() or path.stat().st_size == 0:
+        return
     try:
         with path.open("rb") as file:
             begin = file.read(len(_PARQUET))
+        blob = None
+        if begin == _PARQUET:
+            blob = (_open(path).schema_arrow.metadata or {}).get(METADATA_KEY)
     except OSError as error:
         raise disk_error(error, path) from error
-    if begin != _PARQUET:
-        return begin != b""
-    try:
-        return METADATA_KEY not in (_open(path).schema_arrow.metadata or {})
     except PredictionsError:
-        return True
+        blob = None
+    if blob is None:
+        raise InputError(
+            f"{path} is there and is not a predictions file.",
+            fix="remove it or choose another --out.",
+        )
+    known = _set_of(blob)
+    if known[1] != eval_set_sha256:
+        raise InputError(
+            f"{path} holds predictions on another set, {known[0]} {known[1][:12]}; this one is "
+            f"{eval_set_sha256[:12]}.",
+            fix="move it away, or choose another --out; a set's name is its folder's.",
+        )
+
+
+def _set_of(blob: bytes) -> tuple[str, str]:
+    """Name and hash of the set, of files of any version."""
+    try:
+        values = json.loads(blob)
+        return str(values["eval_set"]), str(values["eval_set_sha256"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return "unknown", "unknown"
+
+
+def read_how(path: Path) -> dict[str, Any]:
+    """What `write_predictions` was told of a file's making; empty where it was told nothing.
+
+    Raises:
+        PredictionsError: Not a Parquet file.
+    """
+    blob = (_open(path).schema_arrow.metadata or {}).get(HOW_KEY)
+    try:
+        value = json.loads(blob or b"{}")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def read_meta(path: Path) -> PredictionsMeta:

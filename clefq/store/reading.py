@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import json
 import re
 import types
@@ -20,7 +21,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from clefq.errors import InputError
 from clefq.store.atomic import read_text
@@ -46,6 +47,19 @@ class Stored:
     def faults(self) -> Iterable[str]:
         """What is wrong between fields, one line each; a line begins with the key at fault."""
         return ()
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: Any, handler: Any) -> Any:
+        """Pydantic's hook: the docstrings describe the schema."""
+        schema = handler(core)
+        target = handler.resolve_ref_schema(schema)
+        target["description"] = (cls.__doc__ or "").partition("\n")[0]
+        words = _attributes_of(cls)
+        for name, value in target["properties"].items():
+            value.pop("title", None)
+            if name in words:
+                value["description"] = words[name]
+        return schema
 
 
 @dataclass(frozen=True, eq=False)  # pydantic hashes it
@@ -95,9 +109,24 @@ def at_least(least: int) -> Rule:
     return Rule(lambda value: value >= least, f"must be at least {least}", {"minimum": least})
 
 
+Count = Annotated[int, at_least(0)]
+
+
 def expected(value: int | str) -> Rule:
     """The rule of a format's version, the only one that is read."""
     return Rule(lambda found: found == value, f"must be {value}", {"const": value})
+
+
+def _attributes_of(cls: type[Stored]) -> dict[str, str]:
+    """Field → its words in the docstring of the class, or of the one that it derives from."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        section = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")[2]
+        entries = re.findall(r"^    (\w+): (.*(?:\n      .*)*)", section, flags=re.MULTILINE)
+        found |= {
+            name: re.sub(r"\bNone\b", "null", " ".join(text.split())) for name, text in entries
+        }
+    return found
 
 
 def read_value(cls: type[T], value: object, faults: list[str], where: str = "") -> T | None:

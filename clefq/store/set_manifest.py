@@ -10,12 +10,11 @@ from typing import Annotated, Any, Literal
 from clefq.clef.records import Record
 from clefq.errors import InputError
 from clefq.store.atomic import can_name_folder
-from clefq.store.reading import Rule, Stored, at_least, expected, read_stored
+from clefq.store.reading import Count, Rule, Stored, expected, read_stored
 
 SCHEMA_VERSION = 1
 
 Role = Literal["calibration", "eval"]
-Count = Annotated[int, at_least(0)]
 
 # Upper ends of the length bands in input tokens; 1K is 1,024 tokens, as in a 16K limit of 16,384.
 LENGTH_BANDS: tuple[tuple[str, int | None], ...] = (

@@ -32,9 +32,14 @@ def write_pages(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     pages = {"cli": cli_page, "formats": formats_page, "metrics": metrics_page}
     for name, page in pages.items():
-        path, text = folder / f"{name}.md", "\n".join(page()) + "\n"
-        if not path.is_file() or path.read_text(encoding="utf-8") != text:
-            path.write_text(text, encoding="utf-8")
+        _write(folder / f"{name}.md", "\n".join(page()) + "\n")
+    for name, schema in schemas().items():
+        _write(folder / name, json.dumps(schema, indent=2, ensure_ascii=False) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")
 
 
 # --- commands
@@ -166,7 +171,8 @@ def formats_page() -> Iterator[str]:
     yield from ("# File formats", "", NOTE, "")
     yield "Everything is written beside its name and renamed at the end; every file names the"
     yield "hashes of what it was made from; unknown keys are refused. Figures are fractions,"
-    yield "infinity is null plus a count."
+    yield "infinity is null plus a count. JSON Schemas:"
+    yield ", ".join(f"{{download}}`{name}`" for name in schemas()) + "."
     yield from ("", "## Predictions", "")
     yield "`predictions/<set>/<variant>.parquet`: one row a question, `record_id` and `question_id`"
     yield "unique together."
@@ -234,24 +240,52 @@ def _columns() -> Iterator[tuple[str, str, str]]:
 
 
 def _parity() -> Iterator[str]:
-    path = "parity/report/schemas/parity.schema.json"
-    schema = json.loads((ROOT / path).read_text(encoding="utf-8"))
+    from clefq.parity.report.documents import load_schema
+
+    schema = load_schema("parity")
     yield from ("", "## Parity report", "")
-    yield "`report/<set>/<variant>/parity.json` follows this [JSON Schema"
-    yield f"](../../clefq/{path}) (draft 2020-12), which is part of the package."
+    yield "`report/<set>/<variant>/parity.json` follows this"
+    yield "{download}`JSON Schema <parity.schema.json>` (draft 2020-12), and the `summary.json`"
+    yield "beside it {download}`this one <summary.schema.json>`."
     yield ""
-    for name, part in (("the report", schema), *((f"`{n}`", p) for n, p in _parts(schema))):
-        yield from (f"Keys of {name}:", "")
-        rows = [(f"`{key}`", _kind(value)) for key, value in part["properties"].items()]
-        yield from table(("key", "value"), rows)
+    for name, part in (
+        ("the report", schema),
+        *((f"`{n}`", p) for n, p in schema["$defs"].items()),
+    ):
+        if part["properties"]:
+            yield from (f"Keys of {name}:", "")
+            rows = [
+                (f"`{key}`", _kind(value), value.get("description", ""))
+                for key, value in part["properties"].items()
+            ]
+            yield from table(("key", "value", "meaning"), rows)
 
 
-def _parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for name, part in schema["$defs"].items():
-        if "properties" in part:
-            yield name, part
-    for name in ("coverage", "gate_file", "provenance"):
-        yield name, schema["properties"][name]
+def schemas() -> dict[str, dict[str, Any]]:
+    """File name → JSON Schema of a file that clefq writes."""
+    from clefq.data.definition import Definition
+    from clefq.parity.report.documents import load_schema
+    from clefq.quantize.manifest import Manifest
+    from clefq.release.hash_tree import HashTree
+    from clefq.sensitivity.schema import Sensitivity
+    from clefq.store.predictions import PredictionsMeta
+    from clefq.store.reading import json_schema
+    from clefq.store.set_manifest import SetManifest
+
+    found = {
+        "parity": load_schema("parity"),
+        "summary": load_schema("summary"),
+        "definition": json_schema(Definition),
+        "set-manifest": json_schema(SetManifest),
+        "checkpoint-manifest": json_schema(Manifest),
+        "predictions-metadata": json_schema(PredictionsMeta),
+        "sensitivity": json_schema(Sensitivity),
+        "evidence": json_schema(HashTree),
+    }
+    return {f"{name}.schema.json": {"$schema": _DRAFT, **value} for name, value in found.items()}
+
+
+_DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def _kind(value: Mapping[str, Any]) -> str:
@@ -262,20 +296,16 @@ def _kind(value: Mapping[str, Any]) -> str:
         return f"always `{value['const']}`"
     if "enum" in value:
         return ", ".join(f"`{json.dumps(each)}`" for each in value["enum"])
-    if "oneOf" in value or "anyOf" in value:
-        kinds = [_kind(each) for each in value.get("oneOf", value.get("anyOf"))]
+    if "anyOf" in value:
+        kinds = [_kind(each) for each in value["anyOf"]]
         return " or ".join(dict.fromkeys(kinds))
     kind = value.get("type", "any")
-    if isinstance(kind, list):
-        return " or ".join(kind)
     if kind == "array" and value.get("items"):
         return f"array of {_kind(value['items'])}"
     if kind == "object" and value.get("properties"):
         return "object: " + ", ".join(f"`{name}`" for name in value["properties"])
     if kind == "object" and isinstance(value.get("additionalProperties"), dict):
         return f"object, name to {_kind(value['additionalProperties'])}"
-    if value.get("maxProperties") == 0:
-        return "empty object"
     return str(kind)
 
 

@@ -35,7 +35,9 @@ def test_nano_is_the_bundled_one_unless_there_is_another(
     (tmp_path / "models" / "nano").mkdir(parents=True)
     assert find_model("nano", run).folder == tmp_path / "models" / "nano"
     (tmp_path / "nano").mkdir()
-    assert find_model("nano", run).folder == Path("nano")
+    # a variant goes before a folder of its name, which ./ means
+    assert find_model("nano", run).folder == tmp_path / "models" / "nano"
+    assert find_model("./nano", run).folder == Path("nano")
 
 
 def test_hub_models_carry_their_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -128,7 +128,8 @@ def predictions(
 
 
 def write(path: Path, found: Predictions) -> Path:
-    """Writes a predictions file and returns its path."""
+    """Writes a predictions file, whatever was there, and returns its path."""
+    path.unlink(missing_ok=True)  # a test may go on with another set
     write_predictions(path, found.frame, found.meta)
     return path
 

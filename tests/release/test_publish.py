@@ -11,9 +11,9 @@ import pytest
 from clefq.clef.checkpoint import checkpoint_sha256
 from clefq.parity.gates.formatting import figure
 from clefq.release import verify_published
-from clefq.release.linking import place
 from clefq.release.verify import Verified
 from clefq.store.atomic import read_json, sha256_file, write_json
+from clefq.store.linking import place
 from tests.release.conftest import EVAL, Clefq, call
 
 REPO = ("--repo", "me/clef-fp8", "--base-model", "Org/clef")

@@ -15,8 +15,10 @@ import numpy as np
 from clefq.parity.gates.files import LoadedGates
 from clefq.parity.gates.judging import FigureQuery, GateResult, judge_gates
 from clefq.parity.gates.preregistration import AFTER_RESULTS, GitEvidence, Preregistration, assess
+from clefq.parity.gates.schema import GateFile
 from clefq.parity.gates.verdict import INVALID, Coverage, Evidence, Verdict, draw_verdict
 from clefq.parity.statistics.alarms import Alarm, slice_alarms
+from clefq.parity.statistics.clustering import clustering, few_carriers
 from clefq.parity.statistics.metric import Metric
 from clefq.parity.statistics.noise_floor import NoiseFloor, noise_floor
 from clefq.parity.statistics.pair_statistics import PairStatistics, StatisticsSpec, compare
@@ -179,6 +181,7 @@ def judge_candidate(
         None if old is None else (old.loaded.gates.name, old.loaded.sha256, old.verdict.word),
     )
     banners += replicate_banners(baseline.meta, [replicate.meta for replicate in replicates])
+    banners += few_carriers(clustering(statistics), gated_overall(gates))
     evidence = Evidence(
         gates=gates,
         results=judge_gates(gates, source),
@@ -291,6 +294,11 @@ def gate_banners(status: str, superseded: tuple[str, str, str] | None) -> tuple[
     if status == AFTER_RESULTS:
         found.append("the gates were committed after the candidate was run")
     return tuple(found)
+
+
+def gated_overall(gates: GateFile) -> set[str]:
+    """Metrics that a gate reads over all questions."""
+    return {gate.metric for gate in gates.gates if gate.slice is None}
 
 
 def replicate_banners(

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from clefq.parity.gates.planning import design_effect, questions_for_floor
 from clefq.parity.gates.schema import MIN_RECORDS_KL, Gate, GateFile
 from clefq.parity.statistics.metric import AT_LEAST, OVERALL, Metric
+from clefq.store.reading import Count, Stored
 
 PASS, FAIL, INCONCLUSIVE, NOT_GATED = "pass", "fail", "inconclusive", "not_gated"
 POWER = 0.8
@@ -62,7 +63,7 @@ class FigureSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class GateResult:
+class GateResult(Stored):
     """One judged gate: the JSON form of `gates` in `parity.json`.
 
     Attributes:
@@ -100,8 +101,8 @@ class GateResult:
     estimate: float | None
     lower: float | None
     upper: float | None
-    n_questions: int
-    n_records: int
+    n_questions: Count
+    n_records: Count
     questions_needed: int | None
 
     @property

@@ -19,6 +19,7 @@ from clefq.parity.gates.files import LoadedGates
 from clefq.parity.gates.parsing import parse_gates
 from clefq.store.atomic import sha256_bytes
 from clefq.store.predictions import PredictionsMeta
+from clefq.store.reading import Stored
 
 PREREGISTERED = "preregistered"
 AFTER_RESULTS = "after_results"
@@ -54,7 +55,7 @@ class GitEvidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Preregistration:
+class Preregistration(Stored):
     """Whether the gates predate the candidate's results.
 
     Attributes:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from clefq.store.reading import Stored
+
 SCHEMA = "clefq.gates/1"
 DIRECTIONS = ("at_least", "at_most")
 SLICE_KEYS = ("cohort", "type", "options", "length", "margin")
@@ -56,7 +58,7 @@ class Gate:
 
 
 @dataclass(frozen=True, slots=True)
-class PolicySpec:
+class PolicySpec(Stored):
     """A decision rule of the user: act when p(option) reaches the threshold.
 
     Attributes:

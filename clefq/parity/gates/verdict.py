@@ -18,6 +18,7 @@ from clefq.parity.gates.judging import FAIL, INCONCLUSIVE, NOT_GATED, PASS, Gate
 from clefq.parity.gates.rows import gate_row
 from clefq.parity.gates.schema import GateFile
 from clefq.store.predictions import PredictionsMeta
+from clefq.store.reading import Count, Stored
 
 INVALID = "invalid"
 ORDER = (PASS, INCONCLUSIVE, FAIL, INVALID)
@@ -30,7 +31,7 @@ EXIT_CODES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Coverage:
+class Coverage(Stored):
     """How many of the expected questions have a valid answer.
 
     Attributes:
@@ -44,14 +45,14 @@ class Coverage:
         other_prompt: Questions that both answered, but from different prompts.
     """
 
-    expected: int
-    baseline_failed: int
-    candidate_failed: int
-    valid: int
+    expected: Count
+    baseline_failed: Count
+    candidate_failed: Count
+    valid: Count
     minimum: float
     examples: tuple[str, ...] = ()
-    truncated: int = 0
-    other_prompt: int = 0
+    truncated: Count = 0
+    other_prompt: Count = 0
 
     @property
     def share(self) -> float:
@@ -74,7 +75,7 @@ class Coverage:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Stored):
     """The verdict of one candidate on one set.
 
     Attributes:

@@ -74,6 +74,7 @@ def _accuracies(details: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             )
             + "; failed answers count as wrong",
         )
+    yield from _clustering(details.get("clustering") or {})
     wilson = details["wilson"]
     for name in ("agreement", "confident_agreement"):
         if name in (wilson or {}):
@@ -82,6 +83,23 @@ def _accuracies(details: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 f"{interval(wilson[name]['lower'], wilson[name]['upper'])}, as if every question "
                 "were independent",
             )
+
+
+def _clustering(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What each interval rests on; nothing to say where every record has one question."""
+    for name, item in found.items():
+        if item["questions_per_record"] == 1:
+            continue
+        text = (
+            f"{item['records_in_effect']:,.0f} records in effect, design effect "
+            f"{item['design_effect']:.2f}, {item['carriers']:.1f} records carry the variance"
+        )
+        for one in item["influence"][:1]:
+            text += (
+                f"; without {one['record_id']} ({count(one['questions'])} questions) it would be "
+                f"{figure(one['without'], signed=name.endswith('_delta'))}"
+            )
+        yield f"records behind {name.replace('_', ' ')}", text
 
 
 def _percentiles(found: Mapping[str, Any]) -> str:

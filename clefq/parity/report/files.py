@@ -17,11 +17,12 @@ from typing import Any
 
 from clefq.errors import ClefqError, InputError
 from clefq.parity.gates.compare import CandidateReport
+from clefq.parity.report.documents import Provenance, check_document
 from clefq.parity.report.flips import flips_frame
 from clefq.parity.report.html_page import index_html, report_html
 from clefq.parity.report.junit import junit_xml
 from clefq.parity.report.markdown import report_markdown
-from clefq.parity.report.parity_json import Provenance, check_document, parity_document, signed
+from clefq.parity.report.parity_json import parity_document, signed
 from clefq.parity.report.plots import plots
 from clefq.parity.report.summary import Sizes, summary_document
 from clefq.store.atomic import disk_error, partial_path, read_json, write_json, write_text

@@ -1,49 +1,24 @@
 """`parity.json`: the canonical form of a report; every other file is a view of it.
 
-Built from a `CandidateReport` as plain JSON values, checked against the published schema before
-it is written and after it is read.
+Built from a `CandidateReport` as plain JSON values, held against its model (`documents`) before it
+is written and after it is read.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from functools import cache
-from importlib.resources import files
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from clefq.errors import InputError
 from clefq.parity.gates.compare import CandidateReport
 from clefq.parity.gates.files import LoadedGates
+from clefq.parity.report.documents import SCHEMA, Provenance, check_document
 from clefq.parity.report.flips import flips_summary
 from clefq.parity.statistics.details import describe
 from clefq.store.atomic import compact_json, read_json, sha256_bytes
 from clefq.store.predictions import PredictionsMeta
-
-SCHEMA = "clefq.parity/1"
-SUMMARY_SCHEMA = "clefq.summary/1"
-MAX_FAULTS = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Provenance:
-    """How and when a report was made.
-
-    Attributes:
-        clefq_version: Version that judged.
-        created_at: RFC 3339, UTC.
-        judged_from: `predictions`, or `stored bounds` where a stored report was judged again.
-        versions: Package → version of what computed the figures.
-        command: The command line, for people.
-    """
-
-    clefq_version: str
-    created_at: str
-    judged_from: str
-    versions: Mapping[str, str]
-    command: str
 
 
 def parity_document(report: CandidateReport, provenance: Provenance) -> dict[str, Any]:
@@ -168,48 +143,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(entry) for entry in value]
     return value
-
-
-@cache
-def load_schema(name: str) -> Mapping[str, Any]:
-    """A published JSON Schema: `parity` or `summary`."""
-    import json
-
-    text = files("clefq.parity.report").joinpath(f"schemas/{name}.schema.json").read_text("utf-8")
-    schema: dict[str, Any] = json.loads(text)
-    return schema
-
-
-def check_document(document: Any, name: str, where: str) -> None:
-    """Checks a document against a published schema.
-
-    Args:
-        document: The JSON value.
-        name: `parity` or `summary`.
-        where: The file's name, for the message.
-
-    Raises:
-        InputError: It does not follow the schema; lists every fault.
-    """
-    import jsonschema
-
-    wanted = load_schema(name)["properties"]["schema"]["const"]
-    if not isinstance(document, Mapping) or document.get("schema") != wanted:
-        raise InputError(
-            f"{where} is not a {name}.json of this version (schema {wanted}).",
-            fix="make the report again with `clefq parity`.",
-        )
-    validator = jsonschema.Draft202012Validator(load_schema(name))
-    faults = sorted(
-        f"{'/'.join(map(str, error.absolute_path)) or 'top level'}: {error.message[:160]}"
-        for error in validator.iter_errors(document)
-    )
-    if faults:
-        raise InputError(
-            f"{where} does not follow the schema of {name}.json.",
-            fix="make the report again with `clefq parity`.",
-            faults=faults[:MAX_FAULTS],
-        )
 
 
 def read_parity(path: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from clefq.clef.checkpoint import weight_bytes
 from clefq.parity.gates.verdict import EXIT_CODES, worst
-from clefq.parity.report.parity_json import SUMMARY_SCHEMA
+from clefq.parity.report.documents import SUMMARY_SCHEMA
 from clefq.parity.statistics.metric_facts import SUMMARY, load_facts
 
 BYTES_PER_GB = 1_000_000_000

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from clefq.parity.statistics.metric import Metric
+from clefq.store.reading import Count, Stored
 
 MIN_RECORDS = 10
 # Slices of these keys are searched; margin bands are defined by the baseline's own answers.
@@ -21,7 +22,7 @@ Figure = Callable[[str, float], Metric | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Alarm:
+class Alarm(Stored):
     """One slice in which the candidate is worse.
 
     Attributes:
@@ -38,7 +39,7 @@ class Alarm:
     estimate: float
     upper: float
     level: float
-    n_questions: int
+    n_questions: Count
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object of `parity.json`."""

@@ -15,6 +15,7 @@ import numpy as np
 from scipy import stats
 
 from clefq.parity.statistics.arrays import BoolArray, IntArray
+from clefq.parity.statistics.clustering import clustering
 from clefq.parity.statistics.distributions import distributions
 from clefq.parity.statistics.divergences import EDGE, SideValues
 from clefq.parity.statistics.figures import indices, pending_figure
@@ -30,8 +31,8 @@ def describe(statistics: PairStatistics) -> dict[str, Any]:
     """Every detail of one pair, as JSON values (infinite ones as float inf).
 
     Keys: `percentiles` (by `kl`, `tv`), `confident_new` (a metric), `spearman`, `score`,
-    `reliability` (by side), `gaps`, `accuracy`, `wilson` (by metric). A key whose questions do
-    not exist is None.
+    `reliability` (by side), `gaps`, `accuracy`, `wilson` and `clustering` (by metric). A key
+    whose questions do not exist is None.
     """
     return {
         "percentiles": percentiles(statistics),
@@ -42,6 +43,7 @@ def describe(statistics: PairStatistics) -> dict[str, Any]:
         "gaps": gaps(statistics),
         "accuracy": coverage_adjusted(statistics),
         "wilson": wilson_intervals(statistics),
+        "clustering": clustering(statistics),
     }
 
 

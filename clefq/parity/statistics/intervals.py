@@ -254,16 +254,14 @@ def tango(gained: float, lost: float, size: float, confidence: float = 0.95) -> 
     if size <= 0:
         raise InputError("a Tango interval needs at least one question.")
     z = normal_quantile(confidence)
-    if gained == 0 and lost == 0:
-        half = z * z / (size + z * z)
-        return -half, half
-    upper = _tango_upper(gained, lost, size, z)
     # the interval of the swapped pair is the mirror image, bit by bit
-    return -_tango_upper(lost, gained, size, z), upper
+    return -_tango_upper(lost, gained, size, z), _tango_upper(gained, lost, size, z)
 
 
 def _tango_upper(gained: float, lost: float, size: float, z: float) -> float:
     """The δ above the estimate at which the score statistic reaches −z, by bisection."""
+    if gained == 0 and lost == 0:
+        return z * z / (size + z * z)
     low, high = (gained - lost) / size, 1.0
     for _ in range(200):
         middle = (low + high) / 2
@@ -324,7 +322,7 @@ def _paired_upper(events: Ratio, others: Ratio, deff: float, confidence: float) 
     part = deff / lump if discordance == 0 else min(deff / lump, 1 / discordance)
     scaled = events.estimate * part * size, others.estimate * part * size
     known = (1 - part) * (events.estimate - others.estimate)
-    return min(1.0, known + tango(*scaled, size, confidence)[1])
+    return min(1.0, known + _tango_upper(*scaled, size, normal_quantile(confidence)))
 
 
 def mcnemar_exact(gained: int, lost: int) -> float:

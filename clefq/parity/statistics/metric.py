@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from clefq.errors import InputError
-from clefq.store.reading import Stored
+from clefq.store.reading import Count, Stored
 
 # Begins a unit such as `≥ nats`: the true figure may be larger, so that no ceiling can be shown.
 AT_LEAST = "≥"
@@ -26,7 +26,7 @@ class Bootstrap(Stored):
 
     lower: float | None
     upper: float | None
-    resamples: int
+    resamples: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,9 @@ class Metric(Stored):
     confidence: float
     method: str
     bootstrap: Bootstrap | None
-    n_questions: int
-    n_records: int
-    n_infinite: int
+    n_questions: Count
+    n_records: Count
+    n_infinite: Count
     unit: str
 
     def to_json(self) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from clefq.clef.json_values import Fault
 from clefq.serving.http.settings import Dialect
 
@@ -114,6 +116,63 @@ class ApiError(Exception):
         message = _with_field(shown[0])
         error_type = self.kind.typesafe_type or self.kind.type
         return {"detail": {"error_type": error_type, "message": message}}
+
+
+class FieldFault(BaseModel):
+    """One of several faults."""
+
+    field: str
+    message: str
+
+
+class ErrorInfo(BaseModel):
+    """What was wrong, and where."""
+
+    type: str
+    message: str
+    field: str | None = Field(None, description="As `questions.tone.criteria`.")
+    faults: list[FieldFault] | None = Field(None, description="All, where there are several.")
+    more_faults: int | None = None
+
+
+class ReleaseError(BaseModel):
+    """An error in the release dialect."""
+
+    model_config = ConfigDict(extra="forbid")
+    error: ErrorInfo
+
+
+class TypesafeFault(BaseModel):
+    """A fault as the hosted API states it."""
+
+    loc: list[str | int]
+    msg: str
+    type: str
+
+
+class TypesafeFaults(BaseModel):
+    """An invalid body in the typesafe dialect."""
+
+    model_config = ConfigDict(extra="forbid")
+    detail: list[TypesafeFault]
+
+
+class TypesafeInfo(BaseModel):
+    """What went wrong, as the hosted API states it."""
+
+    error_type: str
+    message: str
+
+
+class TypesafeError(BaseModel):
+    """Any other error in the typesafe dialect."""
+
+    model_config = ConfigDict(extra="forbid")
+    detail: TypesafeInfo
+
+
+ErrorBody = ReleaseError | TypesafeFaults | TypesafeError
+"""What `ApiError.body` gives, for the API's page."""
 
 
 def dotted(path: Sequence[str | int]) -> str:

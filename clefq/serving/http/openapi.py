@@ -1,13 +1,25 @@
-"""The API's description: bodies, headers and errors, as JSON Schema that tools can test against."""
+"""The API's description: what FastAPI is told of routes that read their requests themselves."""
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any, Literal
+
+from fastapi import Body, Header, Security
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
 
 from clefq.serving.http import errors
 from clefq.serving.http.errors import ErrorKind
-from clefq.serving.http.service import DIALECT_HEADER, PRECISION_HEADER, PRECISIONS
-from clefq.serving.http.settings import DIALECTS, Limits
+from clefq.serving.http.models import SystemOneResponse, request_model
+from clefq.serving.http.service import DIALECT_HEADER, PRECISION_HEADER
+from clefq.serving.http.settings import Dialect, Limits
+
+Precision = Literal["rounded", "full"]
 
 Schema = dict[str, Any]
 
@@ -24,326 +36,109 @@ for everything else. The server has one by default; the header `x-clefq-dialect`
 request. The header `x-clefq-precision: full` leaves the numbers of either unrounded.
 """
 ASK_SUMMARY = "Answer typed questions about a state"
+BEARER = Security(HTTPBearer(auto_error=False, description="Where the server has tokens."))
 
 
-def request_schema(limits: Limits) -> Schema:
-    """The body of `POST /v1/systemone`.
+class UnreadRoute(APIRoute):
+    """A route whose parameters are for the API's page alone: its endpoint gets the request.
+
+    The service reads headers and body itself, since limits come before parsing.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Calls the endpoint with nothing but the request."""
+        endpoint = self.endpoint
+
+        async def handler(request: Request) -> Response:
+            answer: Response = await endpoint(request)
+            return answer
+
+        return handler
+
+
+def describe_ask(endpoint: Callable[..., Any], limits: Limits) -> None:
+    """Gives the endpoint of `POST /v1/systemone` the parameters that the page shows.
 
     Args:
-        limits: Stated in the schema.
+        endpoint: Called with the request alone, whatever it is said to take.
+        limits: Stated in the body's model.
     """
-    return {
-        "type": "object",
-        "required": ["state", "questions"],
-        "properties": {
-            "model": {
-                "type": "string",
-                "minLength": 1,
-                "description": "A name from /v1/models; the served model when left out.",
-            },
-            "state": {
-                "description": "What the questions are about: any JSON value. The typesafe "
-                "dialect takes text, an object or a list."
-            },
-            "questions": {
-                "type": "object",
-                "description": "Question id to question, in the order in which they are asked.",
-                "minProperties": 1,
-                "maxProperties": limits.max_questions,
-                "propertyNames": {"minLength": 1, "maxLength": limits.max_id_chars},
-                "additionalProperties": _question(limits),
-            },
-            "images": {
-                "type": ["array", "null"],
-                "description": f"Base64 texts or data URLs of {', '.join(limits.image_formats)} "
-                f"files, each at most {limits.max_image_bytes:,} bytes and "
-                f"{limits.max_image_pixels:,} pixels, {limits.max_images_bytes:,} bytes together. "
-                "Remote URLs are refused.",
-                "maxItems": limits.max_images,
-                "items": {"type": "string", "minLength": 1},
-            },
-            "videos": {
-                "type": ["array", "null"],
-                "description": "Not supported: anything but an empty list is refused.",
-                "maxItems": 0,
-            },
-            "media_kwargs": {"type": ["object", "null"], "maxProperties": 0,
-                             "description": "Not supported: the checkpoint's settings are used."},
-            "assets": {"type": ["object", "null"], "maxProperties": 0,
-                       "description": "Not supported: send `images`."},
-        },
-        "additionalProperties": True,
-    }  # fmt: skip
-
-
-def ask_operation(limits: Limits) -> Schema:
-    """What FastAPI is told of `POST /v1/systemone` beyond its path."""
-    return {
-        "requestBody": {
-            "required": True,
-            "content": {
-                "application/json": {
-                    "schema": request_schema(limits),
-                    "examples": {"support": {"value": EXAMPLE}},
-                }
-            },
-        },
-        "parameters": [
-            _header(DIALECT_HEADER, DIALECTS, "How to answer; the server's own when left out."),
-            _header(PRECISION_HEADER, PRECISIONS, "`full`: numbers are not rounded."),
-            {
-                "name": "x-request-id",
-                "in": "header",
-                "required": False,
-                "schema": {"type": "string"},
-                "description": "Sent back, and written to the access log; made up when it is left "
-                "out, longer than 128 characters or not plain text.",
-            },
-        ],
+    body = Body(openapi_examples={"support": {"value": EXAMPLE}})
+    values = {
+        "request": Request,
+        "body": Annotated[request_model(limits), body],
+        "dialect": _header(DIALECT_HEADER, Dialect, "How to answer; the server's own if left out."),
+        "precision": _header(PRECISION_HEADER, Precision, "`full`: numbers are not rounded."),
+        "request_id": _header(
+            "x-request-id",
+            str,
+            "Sent back, and in the access log; made up when it is left out, longer than 128 "
+            "characters or not plain text.",
+        ),
+        "trace": _header("traceparent", str, "W3C Trace Context; its ids are in the access log."),
     }
+    kind = inspect.Parameter.KEYWORD_ONLY
+    endpoint.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, kind, annotation=value) for name, value in values.items()]
+    )
+
+
+def multipart_body() -> Schema:
+    """The other form of the body, which FastAPI is told beside the model."""
+    description = "The JSON, and a part for each image that its `assets` name."
+    schema = {
+        "type": "object",
+        "description": description,
+        "required": ["request"],
+        "properties": {"request": {"$ref": "#/components/schemas/SystemOneRequest"}},
+        "additionalProperties": {"type": "string", "contentMediaType": "image/*"},
+    }
+    return {"requestBody": {"content": {"multipart/form-data": {"schema": schema}}}}
 
 
 def ask_responses() -> dict[int | str, Schema]:
     """Status to response of `POST /v1/systemone`."""
-    found: dict[int | str, Schema] = {
-        200: {
-            "description": "The answers, one per question id, in the request's order.",
-            "headers": _answer_headers(),
-            "content": {"application/json": {"schema": _RESPONSE}},
-        }
-    }
-    found |= error_responses(errors.ASK_KINDS)
+    found = responses(SystemOneResponse, *errors.ASK_KINDS)
+    found[200]["headers"] = _ANSWER_HEADERS
     return found
 
 
-def error_responses(kinds: tuple[ErrorKind, ...]) -> dict[int | str, Schema]:
-    """Status to response for kinds of errors."""
+def responses(answer: type[BaseModel], *kinds: ErrorKind) -> dict[int | str, Schema]:
+    """Status to response of a route.
+
+    Args:
+        answer: With 200.
+        kinds: Of errors that it may answer.
+    """
     meanings: dict[int, list[str]] = {}
     for kind in kinds:
         line = f"`{kind.type}`: {kind.meaning}"
         meanings.setdefault(kind.status, []).append(line)
         if kind.typesafe_status is not None:
             meanings.setdefault(kind.typesafe_status, []).append(f"typesafe dialect: {line}")
-    return {
-        status: {
+    found: dict[int | str, Schema] = {200: {"model": answer}}
+    for status, lines in sorted(meanings.items()):
+        found[status] = {
+            "model": errors.ErrorBody,
             "description": " ".join(lines),
-            "headers": _id_header() | (_RETRY if status in (429, 503) else {}),
-            "content": {"application/json": {"schema": ERROR}},
+            "headers": _ID | (_RETRY if status in (429, 503) else {}),
         }
-        for status, lines in sorted(meanings.items())
-    }
+    return found
 
 
-def _question(limits: Limits) -> Schema:
-    text = {"description": "Text, or any JSON value, which the model reads as JSON."}
-    instructions = text | {"description": "What to decide; the question id when left out."}
-    noul = _question_type(
-        "noul",
-        "Is it true? Answered with the probability of true.",
-        instructions,
-        {
-            "type": ["object", "null"],
-            "properties": {"true": text, "false": text},
-            "additionalProperties": False,
-        },
-    )
-    choice = _question_type(
-        "choice",
-        "Which one? `criteria`: option id to description, which may be null.",
-        instructions,
-        {
-            "type": "object",
-            "minProperties": 2,
-            "maxProperties": limits.max_options,
-            "propertyNames": {"minLength": 1, "maxLength": limits.max_id_chars},
-            "additionalProperties": text,
-        },
-    )
-    score = _question_type(
-        "score",
-        "How much? `criteria`: the levels, lowest first.",
-        instructions,
-        {"type": "array", "minItems": 2, "maxItems": limits.max_levels, "items": text},
-    )
-    for schema in (choice, score):
-        schema["required"].append("criteria")
-    return {"oneOf": [noul, choice, score]}
+def _header(name: str, kind: Any, description: str) -> Any:
+    return Annotated[kind, Header(alias=name, description=description, default_factory=str)]
 
 
-def _question_type(name: str, description: str, instructions: Schema, criteria: Schema) -> Schema:
-    return {
-        "type": "object",
-        "title": name,
-        "description": description,
-        "required": ["type"],
-        "properties": {
-            "type": {"const": name},
-            "instructions": instructions,
-            "criteria": criteria,
-        },
-        "additionalProperties": False,
-    }
+def _stated(description: str) -> Schema:
+    return {"schema": {"type": "string"}, "description": description}
 
 
-def _header(name: str, values: tuple[str, ...], description: str) -> Schema:
-    return {
-        "name": name,
-        "in": "header",
-        "required": False,
-        "schema": {"type": "string", "enum": list(values)},
-        "description": description,
-    }
-
-
-def _id_header() -> Schema:
-    return {"x-request-id": {"schema": {"type": "string"}, "description": "Of this request."}}
-
-
-def _answer_headers() -> Schema:
-    return _id_header() | {
-        "server-timing": {
-            "schema": {"type": "string"},
-            "description": "Milliseconds of encode, queue, engine and answer.",
-        },
-        "x-clefq-truncated-tokens": {
-            "schema": {"type": "string"},
-            "description": "Tokens cut from the end of the state, where any were.",
-        },
-    }
-
-
-_RETRY: Schema = {
-    "retry-after": {"schema": {"type": "string"}, "description": "Seconds to wait."}
-}  # fmt: skip
-_PROBABILITY: Schema = {"type": "number", "minimum": 0, "maximum": 1}
-_PROBABILITIES: Schema = {"type": "object", "additionalProperties": _PROBABILITY}
-_CONFIDENCE: Schema = _PROBABILITY | {
-    "description": "release: the top probability. typesafe: the hosted API's formula, 0 for a "
-    "uniform guess."
-}
-
-
-def _answer(name: str, properties: Schema) -> Schema:
-    return {
-        "type": "object",
-        "title": f"{name} answer",
-        "required": ["type", *properties],
-        "properties": {"type": {"const": name}, **properties},
-        "additionalProperties": False,
-    }
-
-
-_RESPONSE: Schema = {
-    "type": "object",
-    "required": ["model", "answers", "usage"],
-    "properties": {
-        "model": {
-            "type": "string",
-            "description": "release: as in the request. typesafe: the served model's name.",
-        },
-        "answers": {
-            "type": "object",
-            "additionalProperties": {
-                "oneOf": [
-                    _answer("noul", {"noul": _PROBABILITY}),
-                    _answer(
-                        "choice",
-                        {
-                            "choice": {"type": "string"},
-                            "confidence": _CONFIDENCE,
-                            "probabilities": _PROBABILITIES,
-                        },
-                    ),
-                    _answer(
-                        "score",
-                        {
-                            "score": {"type": "number", "minimum": 0},
-                            "confidence": _CONFIDENCE,
-                            "legend": {"type": "object"},
-                            "probabilities": _PROBABILITIES,
-                        },
-                    ),
-                ]
-            },
-        },
-        "usage": {
-            "type": "object",
-            "required": ["input_tokens", "output_tokens"],
-            "properties": {
-                "input_tokens": {"type": "integer", "minimum": 0},
-                "output_tokens": {"const": 0},
-                "x_truncated_tokens": {"type": "integer", "minimum": 1},
-            },
-            "additionalProperties": False,
-        },
-    },
-    "additionalProperties": False,
-}
-
-_TEXT: Schema = {"type": "string"}
-ERROR: Schema = {
-    "oneOf": [
-        {
-            "type": "object",
-            "title": "release",
-            "required": ["error"],
-            "properties": {
-                "error": {
-                    "type": "object",
-                    "required": ["type", "message"],
-                    "properties": {
-                        "type": _TEXT,
-                        "message": _TEXT,
-                        "field": _TEXT | {"description": "As `questions.tone.criteria`."},
-                        "faults": {
-                            "type": "array",
-                            "description": "All faults, where there are several.",
-                            "items": {
-                                "type": "object",
-                                "required": ["field", "message"],
-                                "properties": {"field": _TEXT, "message": _TEXT},
-                            },
-                        },
-                        "more_faults": {"type": "integer"},
-                    },
-                }
-            },
-            "additionalProperties": False,
-        },
-        {
-            "type": "object",
-            "title": "typesafe, 422",
-            "required": ["detail"],
-            "properties": {
-                "detail": {
-                    "type": "array",
-                    "items": {
-                        "type": "object",
-                        "required": ["loc", "msg", "type"],
-                        "properties": {
-                            "loc": {"type": "array", "items": {"type": ["string", "integer"]}},
-                            "msg": _TEXT,
-                            "type": _TEXT,
-                        },
-                    },
-                }
-            },
-            "additionalProperties": False,
-        },
-        {
-            "type": "object",
-            "title": "typesafe, other",
-            "required": ["detail"],
-            "properties": {
-                "detail": {
-                    "type": "object",
-                    "required": ["error_type", "message"],
-                    "properties": {"error_type": _TEXT, "message": _TEXT},
-                }
-            },
-            "additionalProperties": False,
-        },
-    ]
+_ID = {"x-request-id": _stated("Of this request.")}
+_RETRY = {"retry-after": _stated("Seconds to wait.")}
+_ANSWER_HEADERS = _ID | {
+    "server-timing": _stated("Milliseconds of encode, images, queue, engine and answer."),
+    "x-clefq-truncated-tokens": _stated("Tokens cut from the end of the state, where any were."),
 }
 
 EXAMPLE: Schema = {

@@ -30,8 +30,9 @@ def page(document: Mapping[str, Any]) -> str:
     """The HTML page of an OpenAPI document.
 
     Args:
-        document: As `FastAPI.openapi` gives it, without references.
+        document: As `FastAPI.openapi` gives it.
     """
+    document = _resolved(document, document)
     info = document["info"]
     parts = [
         f"<h1>{escape(info['title'])} {escape(info['version'])}</h1>",
@@ -47,6 +48,20 @@ def page(document: Mapping[str, Any]) -> str:
         f"<style>{_STYLE}</style>"
     )
     return f"<!doctype html><html lang='en'><head>{head}</head><body>{''.join(parts)}</body></html>"
+
+
+def _resolved(value: Any, document: Mapping[str, Any]) -> Any:
+    """The value with what its references mean in their place; none of ours is circular."""
+    if isinstance(value, list):
+        return [_resolved(item, document) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    found = {key: _resolved(item, document) for key, item in value.items() if key != "components"}
+    reference = found.pop("$ref", None)
+    if reference is None:
+        return found
+    target = document["components"]["schemas"][reference.rpartition("/")[2]]
+    return {**_resolved(target, document), **found}
 
 
 def _operation(verb: str, path: str, operation: Mapping[str, Any]) -> Iterator[str]:
@@ -80,7 +95,7 @@ def _body(content: Mapping[str, Any]) -> Iterator[str]:
         for name, field in schema["properties"].items()
     ]
     yield "<h3>Body</h3>" + _table(("field", "", ""), rows)
-    kinds = schema["properties"]["questions"]["additionalProperties"]["oneOf"]
+    kinds = schema["properties"]["questions"]["additionalProperties"]["anyOf"]
     rows = [(kind["title"], _described(kind["properties"]["criteria"]), kind["description"])
             for kind in kinds]  # fmt: skip
     yield "<h3>Questions</h3>" + _table(("type", "criteria", ""), rows)
@@ -90,19 +105,21 @@ def _body(content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _described(schema: Mapping[str, Any]) -> str:
+    forms = [one for one in schema.get("anyOf", [schema]) if one.get("type") != "null"]
     limits = [
-        f"{least}–{schema[most]}" if (least := schema.get(low)) else f"at most {schema[most]}"
+        f"{least}–{form[most]}" if (least := form.get(low)) else f"at most {form[most]}"
+        for form in forms
         for low, most in (("minProperties", "maxProperties"), ("minItems", "maxItems"))
-        if schema.get(most)
+        if most in form
     ]
+    kinds = " or ".join(str(form["type"]) for form in forms if "type" in form)
     text = str(schema.get("description", ""))
-    kind = schema.get("type", "")
-    kinds = kind if isinstance(kind, str) else " or ".join(kind)
     return ". ".join(part for part in (" ".join((kinds, *limits)).strip(), text) if part)
 
 
 def _values(schema: Mapping[str, Any]) -> str:
-    return ", ".join(f"`{value}`" for value in schema.get("enum", ())) or "text"
+    values = schema.get("enum", ())
+    return ", ".join(f"`{value}`" for value in values) or "text"
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

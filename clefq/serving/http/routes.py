@@ -23,6 +23,7 @@ from clefq.serving.http.answers import encode_json
 from clefq.serving.http.backend import ServerInfo
 from clefq.serving.http.body import BodyReader
 from clefq.serving.http.errors import ApiError
+from clefq.serving.http.models import Health, ModelList
 from clefq.serving.http.observation import (
     CLIENT_GONE,
     Observation,
@@ -60,28 +61,35 @@ def systemone_router(limits: Limits) -> APIRouter:
     Args:
         limits: Stated in the description; those that are enforced are the service's.
     """
-    router = APIRouter()
+    router = APIRouter(route_class=openapi.UnreadRoute)
 
-    @router.post(
-        ASK,
-        summary=openapi.ASK_SUMMARY,
-        responses=openapi.ask_responses(),
-        openapi_extra=openapi.ask_operation(limits),
-    )
     async def systemone(request: Request) -> Response:
         return await observed(request, ASK, lambda service, seen: service.answer(request, seen))
 
+    openapi.describe_ask(systemone, limits)
+    router.add_api_route(
+        ASK,
+        systemone,
+        methods=["POST"],
+        summary=openapi.ASK_SUMMARY,
+        response_model=None,
+        responses=openapi.ask_responses(),
+        openapi_extra=openapi.multipart_body(),
+        dependencies=[openapi.BEARER],
+    )
     return router
 
 
 def operations_router() -> APIRouter:
-    """`GET /v1/models`, `/health` and `/metrics`."""
-    router = APIRouter()
+    """`GET /v1/models`, `/livez`, `/readyz`, `/health` and `/metrics`."""
+    router = APIRouter(route_class=openapi.UnreadRoute)
 
     @router.get(
         MODELS,
         summary="Names that the model goes by, and what runs it",
-        responses=openapi.error_responses((errors.UNAUTHENTICATED, errors.UNAVAILABLE)),
+        response_model=None,
+        responses=openapi.responses(ModelList, errors.UNAUTHENTICATED, errors.UNAVAILABLE),
+        dependencies=[openapi.BEARER],
     )
     async def models(request: Request) -> Response:
         async def work(service: Service, seen: Observation) -> Response:
@@ -95,12 +103,14 @@ def operations_router() -> APIRouter:
     @router.get(
         HEALTH,
         summary="As /readyz",
-        responses=openapi.error_responses((errors.UNAVAILABLE,)),
+        response_model=None,
+        responses=openapi.responses(Health, errors.UNAVAILABLE),
     )
     @router.get(
         READY,
         summary="200 once every engine is warm; 503 while starting and draining",
-        responses=openapi.error_responses((errors.UNAVAILABLE,)),
+        response_model=None,
+        responses=openapi.responses(Health, errors.UNAVAILABLE),
     )
     async def ready(request: Request) -> Response:
         async def work(service: Service, seen: Observation) -> Response:
@@ -109,7 +119,12 @@ def operations_router() -> APIRouter:
 
         return await observed(request, request.url.path, work)
 
-    @router.get(LIVE, summary="200 for as long as the server answers at all")
+    @router.get(
+        LIVE,
+        summary="200 for as long as the server answers at all",
+        response_model=None,
+        responses=openapi.responses(Health),
+    )
     async def live(request: Request) -> Response:
         async def work(service: Service, seen: Observation) -> Response:
             return Response(encode_json({"status": service.backend.state}), media_type=_JSON)

@@ -13,7 +13,8 @@ import pandas as pd
 import pytest
 
 from clefq.parity.rejudge import rejudge
-from clefq.parity.report.parity_json import check_document, load_schema, signed
+from clefq.parity.report.documents import check_document, load_schema
+from clefq.parity.report.parity_json import signed
 from tests.cli.parity.conftest import Clefq
 from tests.parity.synthetic import (
     OTHER_SHA,

@@ -5,7 +5,8 @@ from html.parser import HTMLParser
 from clefq.parity.gates.compare import JudgeSpec, judge_candidate
 from clefq.parity.gates.files import load_gates
 from clefq.parity.gates.preregistration import GitEvidence
-from clefq.parity.report.parity_json import Provenance, parity_document
+from clefq.parity.report.documents import Provenance
+from clefq.parity.report.parity_json import parity_document
 from clefq.store.predictions import Predictions
 
 NO_GIT = GitEvidence(None, "not asked")

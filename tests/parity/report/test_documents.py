@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,7 +14,8 @@ import pytest
 from clefq.errors import InputError
 from clefq.parity.gates.compare import CandidateReport, JudgeSpec, judge_candidate
 from clefq.parity.gates.files import load_gates
-from clefq.parity.report.parity_json import check_document, parity_document
+from clefq.parity.report.documents import check_document, load_schema
+from clefq.parity.report.parity_json import parity_document
 from clefq.parity.statistics.metric_facts import find_facts, load_facts
 from clefq.store.predictions import Predictions
 from tests.parity.report.cases import NO_GIT, PROVENANCE
@@ -133,6 +135,25 @@ def test_summary_holds_sizes_and_the_contract_columns(folder: Path) -> None:
     assert row["throughput"] is None
     for name in ("accuracy", "accuracy_delta", "agreement", "kl", "tv"):
         assert row[name]["estimate"] is not None
+
+
+def test_the_published_schemas_accept_what_is_written(document: dict, folder: Path) -> None:
+    summary = json.loads((folder / "summary.json").read_text("utf-8"))
+    for name, value in (("parity", document), ("summary", summary)):
+        jsonschema.Draft202012Validator(load_schema(name)).validate(value)
+        with pytest.raises(jsonschema.ValidationError, match="more"):
+            jsonschema.Draft202012Validator(load_schema(name)).validate({**value, "more": 1})
+
+
+def test_a_fault_deep_inside_is_named_by_its_keys(document: dict) -> None:
+    metrics = {**document["metrics"], "kl": {**document["metrics"]["kl"], "n_records": -1}}
+    flips = {key: value for key, value in document["flips"].items() if key != "ties"}
+    with pytest.raises(InputError) as caught:
+        check_document({**document, "metrics": metrics, "flips": flips}, "parity", "p.json")
+    assert caught.value.faults == (
+        "metrics.kl.n_records must be at least 0, found -1",
+        "flips.ties is missing",
+    )
 
 
 def test_schema_lists_every_fault(document: dict) -> None:

@@ -12,10 +12,10 @@ from clefq.parity.gates.compare import CandidateReport, JudgeSpec, judge_candida
 from clefq.parity.gates.files import load_gates
 from clefq.parity.gates.formatting import markdown_prose
 from clefq.parity.gates.parsing import parse_gates
+from clefq.parity.report.documents import check_document
 from clefq.parity.report.files import ReportSpec, write_reports
 from clefq.parity.report.html_page import report_html
 from clefq.parity.report.markdown import report_markdown
-from clefq.parity.report.parity_json import check_document
 from clefq.parity.report.summary import Sizes
 from tests.parity.report.cases import (
     NO_GIT,

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from clefq.parity.report.documents import check_document
 from clefq.parity.report.html_page import index_html, report_html
 from clefq.parity.report.junit import junit_xml
 from clefq.parity.report.markdown import report_markdown
-from clefq.parity.report.parity_json import check_document, read_parity
+from clefq.parity.report.parity_json import read_parity
 from clefq.parity.report.summary import Sizes, summary_document
 
 FOLDER = Path(__file__).parent / "snapshots"

@@ -13,7 +13,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from clefq.serving.http import errors
-from clefq.serving.http.openapi import ERROR, EXAMPLE, ask_responses, request_schema
+from clefq.serving.http.openapi import EXAMPLE
 from clefq.serving.http.settings import Limits, ServerSettings
 from clefq.serving.prompts import PromptMaker
 from tests.clef.generate import record
@@ -27,6 +27,22 @@ def page(prompts: PromptMaker) -> dict[str, Any]:
     return value
 
 
+def validator(page: dict[str, Any], schema: Any) -> Draft202012Validator:
+    """For a schema of the page, which may refer to others of it."""
+    return Draft202012Validator({**schema, "components": page["components"]})
+
+
+def body_of(page: dict[str, Any]) -> Draft202012Validator:
+    content = page["paths"][ASK]["post"]["requestBody"]["content"]
+    return validator(page, content["application/json"]["schema"])
+
+
+def answer_of(page: dict[str, Any], status: int, path: str = ASK) -> Draft202012Validator:
+    operation = page["paths"][path]["post" if path == ASK else "get"]
+    content = operation["responses"][str(status)]["content"]
+    return validator(page, content["application/json"]["schema"])
+
+
 def test_the_page_describes_every_route_and_every_error(page: dict[str, Any]) -> None:
     assert set(page["paths"]) == {ASK, "/v1/models", "/health", "/readyz", "/livez", "/metrics"}
     operation = page["paths"][ASK]["post"]
@@ -36,16 +52,31 @@ def test_the_page_describes_every_route_and_every_error(page: dict[str, Any]) ->
     for kind in errors.ASK_KINDS:
         assert f"`{kind.type}`" in stated
     names = {parameter["name"] for parameter in operation["parameters"]}
-    assert names == {"x-clefq-dialect", "x-clefq-precision", "x-request-id"}
+    assert names == {"x-clefq-dialect", "x-clefq-precision", "x-request-id", "traceparent"}
 
 
-def test_the_schemas_are_schemas(page: dict[str, Any]) -> None:
-    operation = page["paths"][ASK]["post"]
-    schema = operation["requestBody"]["content"]["application/json"]["schema"]
-    Draft202012Validator.check_schema(schema)
-    for response in operation["responses"].values():
-        Draft202012Validator.check_schema(response["content"]["application/json"]["schema"])
-    assert schema == request_schema(Limits())
+def test_the_schemas_are_named_schemas(page: dict[str, Any]) -> None:
+    named = page["components"]["schemas"]
+    for schema in named.values():
+        Draft202012Validator.check_schema(schema)
+    assert {"SystemOneRequest", "SystemOneResponse", "ModelList", "ReleaseError"} <= set(named)
+    assert page["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"
+    for path, verb in ((ASK, "post"), ("/v1/models", "get")):
+        assert page["paths"][path][verb]["security"] == [{"HTTPBearer": []}]
+    forms = page["paths"][ASK]["post"]["requestBody"]["content"]
+    assert set(forms) == {"application/json", "multipart/form-data"}
+
+
+def test_limits_are_stated(prompts: PromptMaker) -> None:
+    limits = Limits(max_questions=7, max_options=11, max_levels=6, max_images=2, max_id_chars=33)
+    asker = Asker(prompts, ServerSettings(limits=limits))
+    named = asker.get("/openapi.json").json()["components"]["schemas"]
+    fields = named["SystemOneRequest"]["properties"]
+    assert fields["questions"]["maxProperties"] == 7
+    assert fields["questions"]["propertyNames"]["maxLength"] == 33
+    assert fields["images"]["anyOf"][0]["maxItems"] == 2
+    assert named["ChoiceQuestion"]["properties"]["criteria"]["maxProperties"] == 11
+    assert named["ScoreQuestion"]["properties"]["criteria"]["maxItems"] == 6
 
 
 def test_the_example_is_answered(prompts: PromptMaker) -> None:
@@ -57,9 +88,8 @@ def test_the_example_is_answered(prompts: PromptMaker) -> None:
 def test_what_is_answered_fits_and_what_fits_is_answered(prompts: PromptMaker) -> None:
     limits = Limits(max_levels=12)
     asker = Asker(prompts, ServerSettings(limits=limits), FakeBackend(max_length=200_000))
-    asked = Draft202012Validator(request_schema(limits))
-    answered = Draft202012Validator(ask_responses()[200]["content"]["application/json"]["schema"])
-    refused = Draft202012Validator(ERROR)
+    page = asker.get("/openapi.json").json()
+    asked, answered, refused = body_of(page), answer_of(page, 200), answer_of(page, 422)
     statuses = set()
     for seed in range(150):
         raw = record(seed)
@@ -97,8 +127,17 @@ def test_what_is_answered_fits_and_what_fits_is_answered(prompts: PromptMaker) -
 )
 def test_what_the_schema_forbids_is_refused(prompts: PromptMaker, change: dict[str, Any]) -> None:
     body = {**BODY, **change}
-    assert not Draft202012Validator(request_schema(Limits())).is_valid(body)
-    assert Asker(prompts)(body).status_code in (400, 422)
+    asker = Asker(prompts)
+    assert not body_of(asker.get("/openapi.json").json()).is_valid(body)
+    assert asker(body).status_code in (400, 422)
+
+
+def test_other_routes_answer_what_is_said(asker: Asker, page: dict[str, Any]) -> None:
+    for path in ("/v1/models", "/readyz", "/livez", "/health"):
+        answer_of(page, 200, path).validate(asker.get(path).json())
+    asker.backend.state = "starting"
+    for path in ("/v1/models", "/readyz", "/health"):
+        answer_of(page, 503, path).validate(asker.get(path).json())
 
 
 def test_the_page_needs_nothing_from_elsewhere(prompts: PromptMaker) -> None:
