@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from clefq.serving.fleet.assembly import Engines
     from clefq.serving.fleet.fleet import Fleet
     from clefq.serving.fleet.server import Address, Certificate
-    from clefq.serving.http.settings import ServerSettings
+    from clefq.serving.http.settings import Limits, ServerSettings
     from clefq.serving.http.tokens import Token
     from clefq.serving.settings import ServeSettings
 
@@ -273,7 +274,7 @@ def command(
     from clefq.serving.fleet.assembly import Engines
     from clefq.serving.fleet.server import Address, Certificate, leave
     from clefq.serving.http.logs import log_to
-    from clefq.serving.http.settings import ConnectionLimits, ServerSettings, limits_from
+    from clefq.serving.http.settings import ConnectionLimits, ServerSettings
     from clefq.serving.http.tokens import tokens_from
 
     engines = Engines(
@@ -292,7 +293,7 @@ def command(
     server = ServerSettings(
         dialect=dialect,  # type: ignore[arg-type]  # checked there
         truncate_state=truncate_state,
-        limits=limits_from([f"max_images={max_images}", *(limit or ())]),
+        limits=_limits(max_images, limit or ()),
         bearer_tokens=tokens_from(token or (), os.environ.get(TOKEN_VARIABLE), token_file),
         allowed_hosts=_words(allowed_hosts),
         allowed_origins=_words(allowed_origins),
@@ -316,6 +317,21 @@ def command(
         log_format=log_format,
     )
     leave(_serve(wanted, console))
+
+
+def _limits(max_images: int, given: Sequence[str]) -> Limits:
+    """The limits of a request, which the engines must be able to keep."""
+    from clefq.errors import InputError
+    from clefq.serving.http.settings import limits_from
+
+    limits = limits_from([f"max_images={max_images}", *given])
+    if limits.max_images > max_images:
+        raise InputError(
+            f"--limit max_images={limits.max_images} is more than --max-images {max_images}, "
+            "which the engines are started for.",
+            fix="raise --max-images.",
+        )
+    return limits
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from clefq.clef.checkpoint import open_checkpoint, scheme_of
 from clefq.errors import InputError
-from clefq.serving.fleet.devices import engine_environments, visible_gpus
+from clefq.serving.fleet.devices import check_cores, engine_environments, visible_gpus
 from clefq.serving.fleet.fingerprint import fingerprint
 from clefq.serving.fleet.fleet import Fleet
 from clefq.serving.fleet.process import Launch
@@ -86,6 +86,8 @@ def plan_fleet(engines: Engines, environment: Mapping[str, str]) -> Plan:
     """
     checkpoint = open_checkpoint(engines.folder)
     gpus = visible_gpus(environment)
+    if not gpus:
+        check_cores(engines.copies)
     environments = engine_environments(engines.settings, engines.copies, environment, gpus)
     scheme = scheme_of(checkpoint)
     engine_arguments(engines.folder, engines.settings, cpu=not gpus)  # a check: before any load

@@ -73,6 +73,20 @@ def engine_environments(
     ]
 
 
+def check_cores(copies: int) -> None:
+    """Refuses engines that would have to share a core, on a machine without a GPU.
+
+    Raises:
+        InputError: There are more of them than cores.
+    """
+    cores = len(os.sched_getaffinity(0))
+    if copies > cores:
+        raise InputError(
+            f"--dp {copies} needs as many cores, this machine shows {cores} and no GPU.",
+            fix=f"use at most --dp {cores}, or check {_VISIBLE}.",
+        )
+
+
 def _on_cores(
     settings: ServeSettings, copies: int, environment: Mapping[str, str]
 ) -> list[dict[str, str]]:

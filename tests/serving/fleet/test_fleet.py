@@ -19,7 +19,11 @@ from clefq.errors import ClefqError
 from clefq.serving.fleet import fleet as fleet_module
 from clefq.serving.fleet import process as process_module
 from clefq.serving.fleet.fleet import Fleet
+from clefq.serving.fleet.process import Launch
+from clefq.serving.fleet.spec import Card, FleetSpec
+from clefq.serving.fleet.wire import Start
 from clefq.serving.http.backend import EngineDown, Scores
+from clefq.serving.settings import ServeSettings
 from tests.serving.fleet.conftest import Log, MakeFleet, prompt, run
 
 
@@ -390,5 +394,29 @@ def test_stopping_while_it_starts(make_fleet: MakeFleet) -> None:
         assert not alive(pid)
         with pytest.raises(EngineDown):
             await ask(fleet, 1)
+
+    run(body())
+
+
+def gauge_names() -> set[str]:
+    """Names of a fleet's gauges, without labels; some come with its processes."""
+    spec = FleetSpec(
+        Start(Path("model"), ServeSettings()), [Launch(("true",), {})], Card(("m",), "bf16")
+    )
+    names = {name.partition("{")[0] for name in Fleet(spec, lambda line: None).gauges()}
+    return names | {"engine_memory_bytes"}
+
+
+def test_gauges_tell_steps_and_memory(make_fleet: MakeFleet) -> None:
+    async def body() -> None:
+        fleet = make_fleet({"delay": 0.05})
+        async with started(fleet):
+            for _ in range(2):
+                await asyncio.gather(*(ask(fleet, token) for token in range(1, 5)))
+            values = fleet.gauges()
+            assert {name.partition("{")[0] for name in values} == gauge_names()
+            assert values["prompts_answered{0}"] == 8
+            assert 2 <= values["batches{0}"] <= 8
+            assert values["engine_memory_bytes{0}"] > 1 << 20
 
     run(body())
