@@ -44,6 +44,7 @@ _OWN = (
     "log_format",
     "max_connections",
     "max_restarts",
+    "admin_port",
     "ssl_certfile",
     "ssl_keyfile",
     "allowed_hosts",
@@ -205,6 +206,14 @@ def command(
         int,
         typer.Option("--max-connections", metavar="N", help="At a time; idle ones make way."),
     ] = 4096,
+    admin_port: Annotated[
+        int | None,
+        typer.Option(
+            "--admin-port",
+            metavar="N",
+            help="POST /reload there, on the loopback interface: change the model without a gap.",
+        ),
+    ] = None,
     max_restarts: Annotated[
         int,
         typer.Option(
@@ -315,6 +324,7 @@ def command(
         token_file=token_file,
         further_tokens=further,
         log_format=log_format,
+        admin_port=admin_port,
     )
     leave(_serve(wanted, console))
 
@@ -349,6 +359,7 @@ class _Wanted:
     token_file: Path | None = None
     further_tokens: tuple[Token, ...] = ()
     log_format: str = "json"
+    admin_port: int | None = None
 
 
 def hand_over(console: Console) -> None:
@@ -413,12 +424,18 @@ def _serve(wanted: _Wanted, console: Console) -> int:
 
     from clefq.serving.fleet.assembly import plan_fleet
     from clefq.serving.fleet.front import Door, run_server
-    from clefq.serving.fleet.server import listen
+    from clefq.serving.fleet.server import Address, listen
     from clefq.serving.http.logs import event
 
     plan = plan_fleet(wanted.engines, os.environ)
+    admin = wanted.admin_port
     door = Door(
-        listen(wanted.address), wanted.certificate, wanted.token_file, wanted.further_tokens
+        listen(wanted.address),
+        wanted.certificate,
+        wanted.token_file,
+        wanted.further_tokens,
+        admin=None if admin is None else listen(Address("127.0.0.1", admin)),
+        replan=lambda: plan_fleet(wanted.engines, os.environ),
     )
     log = (lambda line: None) if console.quiet else event
     count = wanted.engines.copies

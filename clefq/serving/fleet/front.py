@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 from clefq.errors import InputError
 from clefq.serving.fleet.assembly import Plan
 from clefq.serving.fleet.fleet import Fleet
+from clefq.serving.fleet.rollover import AdminServer, Rollover
 from clefq.serving.fleet.server import Certificate, FrontServer, Transport, url_of
 from clefq.serving.http.app import create_app, service_of
 from clefq.serving.http.connection import connections_of
@@ -31,12 +33,16 @@ class Door:
         certificate: For TLS; plain HTTP when None.
         token_file: Read again at SIGHUP; None where there is none.
         further_tokens: Those that do not come from it, kept then.
+        admin: Listens on the loopback interface for `POST /reload`; None for no such port.
+        replan: Plans anew for it, from what the folder holds then.
     """
 
     listener: socket.socket
     certificate: Certificate | None = None
     token_file: Path | None = None
     further_tokens: tuple[Token, ...] = ()
+    admin: socket.socket | None = None
+    replan: Callable[[], Plan] | None = None
 
 
 async def run_server(
@@ -58,7 +64,7 @@ async def run_server(
     Raises:
         ClefqError: The engines could not be started, or did not come back.
     """
-    fleet = plan.fleet(log, on_give_up=lambda error: server.fail(error))
+    fleet = plan.fleet(log, on_give_up=lambda error: give_up(error))
     start = plan.spec.start
     url = url_of(door.listener, tls=door.certificate is not None)
     prompts = PromptMaker(
@@ -76,8 +82,23 @@ async def run_server(
         grace=plan.spec.timeouts.request,
         transport=Transport(connections_of(service, settings.access_log), door.certificate),
     )
+
+    def give_up(error: BaseException) -> None:
+        if server.fleet is fleet:  # another model may answer by now
+            server.fail(error)
+
     server.on_hangup = lambda: _reload_tokens(service, door, log)
-    return await server.run(door.listener)
+    if door.admin is None or door.replan is None:
+        return await server.run(door.listener)
+    rollover = Rollover(service, server, door.replan, log)
+    admin = AdminServer(rollover)
+    serving = asyncio.create_task(admin.serve([door.admin]))
+    try:
+        return await server.run(door.listener)
+    finally:
+        admin.should_exit = admin.force_exit = True
+        await rollover.close()
+        await asyncio.gather(serving, return_exceptions=True)
 
 
 def _reload_tokens(service: Service, door: Door, log: Callable[[str], None]) -> None:

@@ -132,6 +132,7 @@ class FrontServer:
         transport: What carries HTTP.
 
     Attributes:
+        fleet: The engines behind it; others may take their place.
         on_hangup: Called at SIGHUP.
 
     Made on the running event loop.
@@ -150,7 +151,7 @@ class FrontServer:
         transport = transport or Transport()
         certificate = transport.certificate
         self.on_hangup: Callable[[], None] = _nothing
-        self._fleet = fleet
+        self.fleet = fleet
         self._on_ready = on_ready
         self._log = log
         self._grace = grace
@@ -211,7 +212,7 @@ class FrontServer:
             self._http.force_exit = self._force.is_set() or not life.done()
             life.cancel()
             force.cancel()
-            await self._fleet.close()
+            await self.fleet.close()
             self._failed.cancel()
             await asyncio.gather(http, life, force, self._failed, return_exceptions=True)
         self._log("stopped.")
@@ -219,21 +220,21 @@ class FrontServer:
 
     async def _live(self) -> None:
         """Ends once the server has been told to stop and every accepted request is answered."""
-        starting = asyncio.create_task(self._fleet.start())
+        starting = asyncio.create_task(self.fleet.start())
         stop = asyncio.create_task(self._stop.wait())
         await asyncio.wait((starting, stop), return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
             starting.cancel()
-            self._fleet.begin_drain()
+            self.fleet.begin_drain()
             return
         starting.result()
         self._on_ready()
         await stop
-        self._fleet.begin_drain()
-        waiting = self._fleet.in_flight
+        self.fleet.begin_drain()
+        waiting = self.fleet.in_flight
         self._log(f"stopping: {waiting} in flight, no new requests; again to stop at once.")
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._fleet.idle(), self._grace)
+            await asyncio.wait_for(self.fleet.idle(), self._grace)
         await asyncio.sleep(_LINGER_SECONDS)
 
     def _on_signal(self) -> None:

@@ -66,7 +66,7 @@ def create_app(
             starting.cancel()
             with suppress(asyncio.CancelledError):
                 await starting
-            await backend.drain()
+            await service.backend.drain()
             service.close()
 
     app = FastAPI(

@@ -1,6 +1,6 @@
 """`clefq serve` with fake engines: `python -m tests.serving.fleet.fake_server PORT FAKE…`.
 
-The environment may name a FOLDER to serve, a TOKEN_FILE, a CERTIFICATE and its KEY.
+The environment may name a FOLDER to serve, a TOKEN_FILE, a CERTIFICATE and its KEY, an ADMIN_PORT.
 """
 
 from __future__ import annotations
@@ -48,25 +48,30 @@ async def main(port: int, fakes: list[str]) -> int:
     folder = named("FOLDER") or Path(clefq.nano.__file__).parent / "weights"
     launches = [Launch(COMMAND, {**os.environ, "FAKE": json.dumps(json.loads(f))}) for f in fakes]
     timeouts = Timeouts(start=20, request=20, stall=20, stop=5)
-    start = Start(
-        folder, ServeSettings(max_length=2048, max_images=0), fingerprint=fingerprint(folder)
-    )
-    spec = FleetSpec(start, launches, Card(("nano",), "bf16"), timeouts, max_restarts=1)
+
+    def plan() -> Plan:
+        settings = ServeSettings(max_length=2048, max_images=0)
+        start = Start(folder, settings, fingerprint=fingerprint(folder))
+        spec = FleetSpec(start, launches, Card(("nano",), "bf16"), timeouts, max_restarts=1)
+        return Plan(spec, "bf16", ())
+
     tokens = named("TOKEN_FILE")
     settings = ServerSettings(
         access_log=False, bearer_tokens=tokens_from((), None, tokens) if tokens else ()
     )
     if os.environ.get("FAKE_SERVER") == "no processor":
         front.PromptMaker = no_processor  # type: ignore[assignment,misc]
+    admin = os.environ.get("ADMIN_PORT")
     certificate, key = named("CERTIFICATE"), named("KEY")
     door = Door(
         listen(Address("127.0.0.1", port)),
         Certificate(certificate, key) if certificate and key else None,
         tokens,
+        admin=listen(Address("127.0.0.1", int(admin))) if admin else None,
+        replan=plan,
     )
     log_to("text", sys.stdout, sys.stdout)
-    plan = Plan(spec, "bf16", ())
-    return await run_server(plan, settings, door, lambda fleet, url: log(f"ready {url}"), log)
+    return await run_server(plan(), settings, door, lambda fleet, url: log(f"ready {url}"), log)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import shutil
 import signal
 import ssl
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,11 +21,17 @@ pytest.importorskip("fastapi")
 import clefq.nano
 from clefq.clef.checkpoint import checkpoint_sha256
 from clefq.errors import CheckpointError, InputError
+from clefq.serving.fleet import rollover
+from clefq.serving.fleet.assembly import Plan
 from clefq.serving.fleet.fingerprint import check_unchanged, fingerprint
+from clefq.serving.fleet.fleet import Fleet
+from clefq.serving.fleet.process import Launch
+from clefq.serving.fleet.rollover import check_room
 from clefq.serving.fleet.server import Certificate
+from clefq.serving.fleet.spec import Card, FleetSpec
 from clefq.serving.fleet.wire import Start
 from clefq.serving.settings import ServeSettings
-from tests.serving.fleet.test_server import Server, body, engine_pids, serving
+from tests.serving.fleet.test_server import Server, body, engine_pids, free_port, serving
 
 NANO = Path(clefq.nano.__file__).parent / "weights"
 ASK = "/v1/systemone"
@@ -139,6 +146,62 @@ def test_a_hangup_reads_the_tokens_again(tmp_path: Path, monkeypatch: pytest.Mon
     assert code == 0, output
     assert "1 tokens from now on" in output
     assert "the tokens stay as they were" in output
+
+
+def test_another_model_takes_over_without_a_gap(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin = free_port()
+    monkeypatch.setenv("FOLDER", str(folder))
+    monkeypatch.setenv("ADMIN_PORT", str(admin))
+    reload = f"http://127.0.0.1:{admin}/reload"
+    header = {"x-clefq-admin": "1"}
+    with serving({"delay": 0.05, "load": 0.5}) as server:
+        server.until(200)
+        first = checkpoint_sha256(folder)
+        statuses: list[int] = []
+        stop = threading.Event()
+
+        def ask() -> None:
+            while not stop.is_set():
+                statuses.append(httpx.post(server.url + ASK, json=body()).status_code)
+
+        clients = [threading.Thread(target=ask) for _ in range(4)]
+        for client in clients:
+            client.start()
+        replace_model(folder)
+        assert httpx.post(reload).status_code == 403
+        reply = httpx.post(reload, headers=header, timeout=30)
+        assert reply.status_code == 200, reply.text
+        time.sleep(0.5)
+        stop.set()
+        for client in clients:
+            client.join()
+        assert set(statuses) == {200}
+        stated = httpx.get(f"{server.url}/v1/models").json()["data"][0]["clefq"]["sha256"]
+        assert stated == reply.json()["sha256"] == checkpoint_sha256(folder) != first
+        wait_for(lambda: len(engine_pids(server.process.pid)) == 1)
+        # one that cannot start changes nothing
+        shutil.rmtree(folder)
+        assert httpx.post(reload, headers=header, timeout=30).status_code in (409, 503)
+        assert httpx.post(server.url + ASK, json=body()).status_code == 200
+        server.process.terminate()
+        code, output = server.end()
+    assert code == 0, output
+    assert "another model answers from now on" in output
+
+
+def test_two_models_must_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = Start(NANO, ServeSettings(gpu_memory=0.6))
+    spec = FleetSpec(start, [Launch(("true",), {})], Card(("m",), "bf16"))
+    running = Fleet(spec, lambda line: None)
+    with pytest.raises(InputError, match=r"two engines do not fit on a GPU: each takes 0\.6"):
+        check_room(Plan(spec, "bf16", ("GPU 0",)), running)
+    check_room(Plan(spec, "bf16", ("cores 0",)), running)
+    monkeypatch.setattr(rollover, "available_bytes", lambda: 11 << 30)
+    monkeypatch.setattr(running, "gauges", lambda: {"engine_memory_bytes{0}": 10 << 30})
+    with pytest.raises(InputError, match=r"the first holds 10\.0 GiB, 11\.0 GiB are free"):
+        check_room(Plan(spec, "bf16", ("cores 0",)), running)
 
 
 @pytest.fixture(scope="module")
