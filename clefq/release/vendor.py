@@ -149,11 +149,13 @@ license-files = ["LICENSE"]
 # All of them come with vLLM, which has several builds: install the one for your hardware first.
 dependencies = [
     "fastapi",
+    "h11",
     "httpx",
     "huggingface_hub",
     "numpy",
     "pillow",
     "prometheus-client",
+    "pydantic",
     "safetensors",
     "tokenizers",
     "uvicorn",
