@@ -260,7 +260,7 @@ def _audit_lines(report: AuditReport, against: bool) -> list[str]:
     checks = sum(report.counts.values())
     where = "against its source" if against else "without its source"
     if report.passed:
-        return [f"clean: {checks:,} checks {where}"]
+        return [f"{report.word}: {checks:,} checks {where}"]
     count = len(report.breaches)
     text = f"{count:,} breach(es) in {checks:,} checks {where}: nothing was predicted"
     return [text, *(f"{b.check}: {b.subject}: {b.message}" for b in report.breaches)]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from clefq.clef.family import FAMILY, TEXT
 from clefq.clef.tensor_files import same_bytes
@@ -220,8 +221,10 @@ def diff_weight(name: str, model: Weight | None, base: Weight | None) -> TensorD
         return TensorDiff(
             name, status, *sides, quantized, note=f"{unread.dtype} values are not decoded"
         )
-    error, norm = _squares(model, base)
+    error, norm, lost = _squares(model, base)
     note = "" if math.isfinite(error) else "holds NaN or infinite values"
+    if quantized and lost:
+        note = f"{lost:,} of {model.shape[0]:,} rows vanish: less than half of their norm is left"
     if norm == 0:
         note = "the base is all zeros"
     if quantized and error == 0:
@@ -248,14 +251,43 @@ def _scales_note(model: Weight, base: Weight) -> str:
     return "same values, stored otherwise"
 
 
-def _squares(model: Weight, base: Weight) -> tuple[float, float]:
+def _squares(model: Weight, base: Weight) -> tuple[float, float, int]:
+    """Σ (model − base)², Σ base², and how many rows keep less than half of the base's norm."""
     error = norm = 0.0
+    columns = math.prod(base.shape[1:])
+    quantized = model.scheme is not None or base.scheme is not None
+    rows = _RowNorms(base.shape[0] if quantized else 0, columns)
     for ours, theirs in zip(model.blocks(), base.blocks(), strict=True):
-        wide = theirs.astype(np.float64)
-        difference = ours.astype(np.float64) - wide
+        wide, mine = theirs.astype(np.float64), ours.astype(np.float64)
+        difference = mine - wide
         error += float(difference @ difference)
         norm += float(wide @ wide)
-    return error, norm
+        rows.add(mine, wide)
+    return error, norm, rows.lost
+
+
+class _RowNorms:
+    """Squared norms of the rows of a matrix on both sides, from flat blocks cut anywhere."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        self._columns = columns
+        self._at = 0
+        self._sides = np.zeros((2, rows)) if rows and columns > 1 else None
+
+    def add(self, model: npt.NDArray[np.float64], base: npt.NDArray[np.float64]) -> None:
+        """Adds the next numbers."""
+        if self._sides is not None:
+            index = (self._at + np.arange(len(base))) // self._columns
+            for side, values in zip(self._sides, (model, base), strict=True):
+                side += np.bincount(index, values * values, minlength=len(side))
+        self._at += len(base)
+
+    @property
+    def lost(self) -> int:
+        """Rows that keep less than half of the base's norm."""
+        if self._sides is None:
+            return 0
+        return int(np.count_nonzero(self._sides[0] < self._sides[1] / 4))
 
 
 def place_of(name: str) -> tuple[str, str]:

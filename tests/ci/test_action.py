@@ -40,7 +40,7 @@ def test_a_good_checkpoint_passes(passed) -> None:  # type: ignore[no-untyped-de
     assert passed.code == 0, passed.log
     assert passed.outputs == {"verdict": "pass", "exit-code": "0"}
     assert passed.summary.startswith("# ✓ clefq gate: PASS")
-    assert "clean: " in passed.summary
+    assert "sound: " in passed.summary
     assert "against its source" in passed.summary
     assert "## ✓ PASS: good against bf16 on few" in passed.summary
     assert "kernels: simulated" in passed.summary

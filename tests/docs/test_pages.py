@@ -98,7 +98,7 @@ JUDGE, KEEP = "5. Judge", "7. Keep the evidence"
 def test_approve(approved: tuple[Shell, Printed]) -> None:
     shell, printed = approved
     assert shell.set == set(shell.variables)
-    assert "clean" in printed["1. Is the file sound?"]
+    assert "sound" in printed["1. Is the file sound?"]
     assert "against bf16" in printed[JUDGE]
     report = json.loads((shell.folder / "report/build/parity.json").read_text(encoding="utf-8"))
     assert report["gate_file"]["preregistration"]["status"] == "preregistered"
@@ -115,7 +115,7 @@ def test_check_checkpoint(approved: tuple[Shell, Printed], tmp_path: Path) -> No
     shell = Shell(tmp_path, approved[0].variables)
     shutil.copytree(approved[0].folder / "build", tmp_path / "build")
     printed = shell.page("check-checkpoint.md", skip=(top, mend), judging=(answers,))
-    assert "clean" in printed["1. What is in the file"]
+    assert "consistent" in printed["1. What is in the file"]
     assert "against bf16" in printed[answers]
 
     _unshare(tmp_path / "build")
@@ -125,7 +125,7 @@ def test_check_checkpoint(approved: tuple[Shell, Printed], tmp_path: Path) -> No
     mended = shell.run(next(block.code for block in page if block.heading == mend))
     assert mended.returncode == 0, mended.stdout + mended.stderr
     assert "in_proj_" in mended.stdout
-    assert "clean" in mended.stdout
+    assert mended.stdout.rstrip().endswith("sound")
 
 
 def _unshare(folder: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from clefq.release.diff import FolderDiff, diff_paths
+from clefq.release.diff import FolderDiff, _RowNorms, diff_paths
 from clefq.release.diff_text import bar
 from clefq.release.weights import BLOCK_ELEMENTS, open_weights
 from tests.release.conftest import Clefq
@@ -217,3 +217,17 @@ def test_bars_show_what_is_not_zero() -> None:
     assert bar(1, 1, 4) == "████"
     assert bar(0.5, 1, 4) == "██"
     assert np.isclose(len(bar(0.26, 1, 16)), 5)
+
+
+def test_rows_that_vanish_are_counted_across_blocks() -> None:
+    """Blocks are cut anywhere; a row counts once less than half of its norm is left."""
+    rng = np.random.default_rng(0)
+    base = rng.normal(size=(7, 32))
+    model = base.copy()
+    model[2] *= 0.49
+    model[5] = 0
+    model[6] *= 0.51
+    rows = _RowNorms(7, 32)
+    for start in range(0, base.size, 50):
+        rows.add(model.reshape(-1)[start : start + 50], base.reshape(-1)[start : start + 50])
+    assert rows.lost == 2
