@@ -22,7 +22,13 @@ from clefq.parity.statistics.bootstrap import (
     studentized_interval,
     studentized_job,
 )
-from clefq.parity.statistics.intervals import Ratio, korn_graubard, paired_tango, ratio
+from clefq.parity.statistics.intervals import (
+    Ratio,
+    bounded_mean,
+    korn_graubard,
+    paired_tango,
+    ratio,
+)
 from clefq.parity.statistics.resampling import run_jobs
 
 RECORDS = (26, 64, 256, 1400)
@@ -38,7 +44,7 @@ class Truth:
 
     Attributes:
         name: Shown in the table.
-        kind: `share`, `paired` or `mean`.
+        kind: `share`, `paired`, `mean`, or `bounded` for a mean of values in [0, 1].
         value: The true value.
         draw: (generator, questions per record [G]) → values per question, flat.
     """
@@ -71,7 +77,7 @@ def paired(gained: float, lost: float) -> Truth:
     return Truth(name, "paired", gained - lost, draw)
 
 
-def gamma(name: str, shape: float, mean: float) -> Truth:
+def gamma(name: str, shape: float, mean: float, kind: str = "mean") -> Truth:
     """Means of skewed values; a record's questions share a gamma-distributed scale in part."""
 
     def draw(rng: np.random.Generator, sizes: np.ndarray) -> np.ndarray:
@@ -79,7 +85,28 @@ def gamma(name: str, shape: float, mean: float) -> Truth:
         fresh = rng.gamma(shape, mean / shape, int(sizes.sum()))
         return np.where(rng.random(len(fresh)) < np.sqrt(RHO), own, fresh)
 
-    return Truth(name, "mean", mean, draw)
+    return Truth(name, kind, mean, draw)
+
+
+def lognormal(sigma: float) -> Truth:
+    """Means of a heavy tail that a record's questions share."""
+    mean = float(np.exp(-6 + sigma**2 / 2))
+
+    def draw(rng: np.random.Generator, sizes: np.ndarray) -> np.ndarray:
+        return np.repeat(np.exp(-6 + sigma * rng.standard_normal(len(sizes))), sizes)
+
+    return Truth(f"mean KL {mean:.3f} (log-normal, σ = {sigma:g})", "mean", mean, draw)
+
+
+def outliers(share: float, times: float) -> Truth:
+    """Means of which a share of the records has many times the others' values."""
+    mean = 0.01 * (1 - share + share * times)
+
+    def draw(rng: np.random.Generator, sizes: np.ndarray) -> np.ndarray:
+        scale = np.where(rng.random(len(sizes)) < share, times, 1.0)
+        return np.repeat(scale, sizes) * rng.gamma(0.2, 0.05, int(sizes.sum()))
+
+    return Truth(f"mean KL {mean:.3f} ({share:.0%} of records × {times:g})", "mean", mean, draw)
 
 
 TRUTHS = (
@@ -88,8 +115,10 @@ TRUTHS = (
     share(0.8),
     paired(0.026, 0.031),
     paired(0.01, 0.015),
-    gamma("mean TV 0.04 (gamma, shape 0.7)", 0.7, 0.04),
+    gamma("mean TV 0.04 (gamma, shape 0.7)", 0.7, 0.04, "bounded"),
     gamma("mean KL 0.01 (gamma, shape 0.2)", 0.2, 0.01),
+    lognormal(2),
+    outliers(0.01, 40),
 )
 
 
@@ -99,7 +128,8 @@ def gating(truth: Truth, value: Ratio, t: np.ndarray | None, sides: tuple[Ratio,
     if sides is not None:
         return paired_tango(*sides)
     assert t is not None
-    return studentized_interval(value, t, 0.95).bounds
+    lower, upper = studentized_interval(value, t, 0.95).bounds
+    return lower, bounded_mean(value, 1.0) if truth.kind == "bounded" else upper
 
 
 def one_batch(truth: Truth, records: int, per: tuple[int, int], rng: np.random.Generator, n: int):
@@ -116,7 +146,7 @@ def one_batch(truth: Truth, records: int, per: tuple[int, int], rng: np.random.G
 
         values.append(sums(x))
         sides.append((sums((x > 0) * 1.0), sums((x < 0) * 1.0)) if truth.kind == "paired" else None)
-    studentized = truth.kind == "mean"
+    studentized = truth.kind in ("mean", "bounded")
     jobs = [studentized_job(v) if studentized else percentile_job([v]) for v in values]
     samples = run_jobs(jobs, int(rng.integers(2**62)), RESAMPLES)
     for value, side, sample in zip(values, sides, samples, strict=True):
@@ -132,7 +162,7 @@ def one_batch(truth: Truth, records: int, per: tuple[int, int], rng: np.random.G
 
 def simulate(truth: Truth, records: int, per: tuple[int, int], simulations: int) -> list[float]:
     """Coverage, misses below and above of the gating interval, then of the percentile one; %."""
-    rng = np.random.default_rng([records, per[1], abs(hash(truth.value)) % 2**32])
+    rng = np.random.default_rng([records, per[1], round(truth.value * 1e6) % 2**32])
     counts = np.zeros((2, 3))
     for start in range(0, simulations, BATCH):
         for bounds in one_batch(truth, records, per, rng, min(BATCH, simulations - start)):

@@ -47,7 +47,9 @@ def _clustering(statistics: PairStatistics, measure: Measure) -> dict[str, Any]:
         "design_effect": design_effect(value, float(values.var())),
         "carriers": carriers,
         "questions_per_record": int(value.denominator.max()),
-        "influence": _influence(value, pairs.record_ids[np.unique(records)]),
+        "influence": _influence(
+            value, pairs.record_ids[records[np.diff(records, prepend=-1) != 0]]
+        ),
     }
 
 
@@ -57,7 +59,11 @@ def _influence(value: Ratio, record_ids: Any) -> list[dict[str, Any]]:
         return []
     residual = value.numerator - value.estimate * value.denominator
     change = -residual / (value.total - value.denominator)
-    order = np.argsort(-np.abs(change), kind="stable")[:MOST_INFLUENTIAL]
+    size = np.abs(change)
+    # the stable order of the few that may be shown, ties in hash order
+    least = np.partition(size, -min(MOST_INFLUENTIAL, len(size)))[-min(MOST_INFLUENTIAL, len(size))]
+    shown = np.flatnonzero(size >= least)
+    order = shown[np.argsort(-size[shown], kind="stable")][:MOST_INFLUENTIAL]
     return [
         {
             "record_id": str(record_ids[i]),

@@ -85,9 +85,8 @@ class _Group:
     def __init__(self, jobs: list[ResampleJob], units: list[FloatArray]) -> None:
         scaled = [exact_columns(columns) for columns in units]
         self.jobs = jobs
-        self.columns = np.hstack([columns for columns, _ in scaled])
+        self.columns, self.places = distinct_columns([columns for columns, _ in scaled])
         self.scales = [scale for _, scale in scaled]
-        self.cuts = np.cumsum([columns.shape[1] for columns, _ in scaled])[:-1]
 
     def chunks(self, key: int, resamples: int, pool: Executor) -> list[list[FloatArray]]:
         """Every chunk's reduced sums, one array per job."""
@@ -101,11 +100,34 @@ class _Group:
     def _chunk(self, key: int, chunk: int, rows: int) -> list[FloatArray]:
         weights = resample_counts(key, len(self.columns), chunk, rows)
         sums = weights.astype(np.float64) @ self.columns
-        parts = np.split(sums, self.cuts, axis=1)
         return [
-            job.reduce(part * scale)
-            for job, part, scale in zip(self.jobs, parts, self.scales, strict=True)
+            job.reduce(sums[:, place] * scale)
+            for job, place, scale in zip(self.jobs, self.places, self.scales, strict=True)
         ]
+
+
+def distinct_columns(parts: Sequence[FloatArray]) -> tuple[FloatArray, list[IntArray]]:
+    """Equal columns once (the metrics of a slice share their denominators), and where each is.
+
+    Args:
+        parts: Columns of each job, float64 [G, M].
+
+    Returns:
+        Distinct columns, float64 [G, K], and for each job the indices of its own, int64 [M].
+    """
+    known: dict[bytes, int] = {}
+    kept: list[FloatArray] = []
+    places = []
+    for columns in parts:
+        place = []
+        for column in columns.T:
+            key = hashlib.blake2b(np.ascontiguousarray(column).tobytes(), digest_size=16).digest()
+            if key not in known:
+                known[key] = len(kept)
+                kept.append(column)
+            place.append(known[key])
+        places.append(np.array(place, dtype=np.int64))
+    return np.column_stack(kept), places
 
 
 def _one_blas_thread() -> AbstractContextManager[object]:

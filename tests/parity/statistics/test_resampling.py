@@ -14,6 +14,7 @@ from clefq.parity.statistics.resampling import (
     ResampleJob,
     bucket_sums,
     chunk_rows,
+    distinct_columns,
     exact_columns,
     resample_counts,
     resampling_key,
@@ -124,3 +125,17 @@ def test_bucketed_bootstrap_has_the_variance_of_the_records():
     columns = np.column_stack([values, np.ones(40_000)])
     got = run_jobs([ResampleJob(columns, lambda s: s[:, :1] / s[:, 1:])], 3, 2000)[0]
     assert got.std() == pytest.approx(values.std() / 200, rel=0.06)
+
+
+def test_equal_columns_are_multiplied_once_and_change_no_bit():
+    rng = np.random.default_rng(3)
+    shared = np.ones(40)
+    parts = [np.column_stack([rng.normal(size=40), shared]) for _ in range(3)]
+    columns, places = distinct_columns(parts)
+    assert columns.shape == (40, 4)
+    for part, place in zip(parts, places, strict=True):
+        assert np.array_equal(columns[:, place], part)
+    jobs = [ResampleJob(part, lambda sums: sums) for part in parts]
+    together = run_jobs(jobs, 5, 100)
+    for job, got in zip(jobs, together, strict=True):
+        assert np.array_equal(run_jobs([job], 5, 100)[0], got)
