@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from clefq.clef.family import served_name
-from clefq.clef.formats import PACKED_FP4, PLAIN_FP8, arithmetic_name, suffixes_of
+from clefq.clef.formats import (
+    FORMATS,
+    PACKED_FP4,
+    PACKED_INT4,
+    PLAIN_FP8,
+    PLAIN_INT8,
+    STORAGES,
+    Format,
+    arithmetic_name,
+    suffixes_of,
+)
 
 NVFP4 = PACKED_FP4.names[0]
 FP8 = PLAIN_FP8.names
@@ -24,6 +34,7 @@ class Scheme:
     Attributes:
         format: compressed-tensors format, for example `nvfp4-pack-quantized`.
         bits: Bits per weight.
+        type: Of the weights' numbers: `float` or `int`.
         strategy: Which weights share a scale: `channel`, `tensor_group`, `tensor`, `block`, …
         group_size: Weights per group, or None.
         activations: `None` for 16 bits, else `(bits, dynamic)`, dynamic being True, `local` or
@@ -35,6 +46,7 @@ class Scheme:
 
     format: str
     bits: int
+    type: str
     strategy: str
     group_size: int | None
     activations: tuple[int, bool | str] | None
@@ -45,12 +57,26 @@ class Scheme:
     def arithmetic(self) -> str:
         """`w4a16` and so on."""
         inputs = None if self.activations is None else self.activations[0]
-        return arithmetic_name(self.bits, inputs)
+        return arithmetic_name(self.bits, inputs, self.type)
+
+    @property
+    def weights_format(self) -> Format | None:
+        """The format whose weights are rounded so, whatever happens to the activations."""
+        said = (self.bits, self.type, self.strategy, self.group_size)
+        return next(
+            (
+                row
+                for row in FORMATS.values()
+                if (row.weights.bits, row.weights.type, row.weights.strategy, row.weights.group)
+                == said
+            ),
+            None,
+        )
 
     @property
     def suffixes(self) -> tuple[str, ...]:
         """Names of the tensors that a module of this scheme has, below the module's name."""
-        storage = PACKED_FP4 if self.format == NVFP4 else PLAIN_FP8
+        storage = STORAGES.get(self.format, PLAIN_FP8)
         names = suffixes_of(storage)
         return (*names, storage.static_input) if self._static_input else names
 
@@ -109,6 +135,8 @@ def misread(config: Mapping[str, Any]) -> list[str]:
             sound = _is_nvfp4(weights, False) and (inputs is None or _is_nvfp4(inputs, "local"))
         elif form in FP8:
             sound = _is_fp8(weights) and (inputs is None or _is_fp8_input(inputs))
+        elif form in (*PLAIN_INT8.names, *PACKED_INT4.names):
+            sound = weights.get("type", "int") == "int" and not weights.get("dynamic")
         else:
             sound = not (_is_nvfp4(weights, False) or _is_fp8(weights))
         if not sound:
@@ -252,6 +280,7 @@ def _scheme(group: Mapping[str, Any], config: Mapping[str, Any]) -> Scheme:
     return Scheme(
         format=str(form),
         bits=_int(weights, "num_bits"),
+        type=str(weights.get("type", "int")),  # an engine takes a missing type for int
         strategy=str(weights.get("strategy")),
         group_size=None if weights.get("group_size") is None else _int(weights, "group_size"),
         activations=None if inputs is None else (_int(inputs, "num_bits"), _dynamic(inputs)),

@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 
 # Matrix arithmetic as executed, as predictions files state it. `w8a8` is FP8 and `w4a16` is NVFP4:
 # names that would collide with another number type carry theirs.
-Arithmetic = Literal["bf16", "w8a8", "w4a16", "w4a4"]
+Arithmetic = Literal["bf16", "w8a8", "w8a8-int8", "w4a16", "w4a16-int4", "w4a4", "unknown"]
 ARITHMETICS: tuple[Arithmetic, ...] = get_args(Arithmetic)
+# `unknown` is what a server runs that does not say; it is never what a scheme means.
 # What an engine may run beside these: arithmetic that no scheme means.
 EngineArithmetic = Literal[Arithmetic, "w8a16"]
 # A checkpoint of several formats is named after the coarsest arithmetic in it.
-COARSEST_FIRST: tuple[EngineArithmetic, ...] = ("w4a4", "w4a16", "w8a8", "w8a16", "bf16")
+COARSEST_FIRST: tuple[EngineArithmetic, ...] = (
+    "unknown", "w4a4", "w4a16-int4", "w4a16", "w8a8-int8", "w8a8", "w8a16", "bf16",
+)  # fmt: skip
 
 Platform = Literal["blackwell", "hopper", "older", "cpu"]
 Shape = tuple[int, ...]
@@ -77,6 +80,20 @@ PLAIN_FP8 = Storage(
     codes=("weight", "F8_E4M3", 1),
     scale_dtype=MODEL_DTYPE,
     others={},
+    static_input="input_scale",
+)
+PLAIN_INT8 = Storage(
+    names=("int-quantized",),
+    codes=("weight", "I8", 1),
+    scale_dtype=MODEL_DTYPE,
+    others={},
+    static_input="input_scale",
+)
+PACKED_INT4 = Storage(
+    names=("pack-quantized",),
+    codes=("weight_packed", "I32", 8),
+    scale_dtype=MODEL_DTYPE,
+    others={"weight_shape": ("I64", (2,))},
     static_input="input_scale",
 )
 PACKED_FP4 = Storage(
@@ -183,7 +200,7 @@ def scale_shape(weights: Numbers, rows: int, columns: int) -> Shape:
 # An engine names these where it keeps activations in 16 bits, whatever the checkpoint says.
 _WEIGHT_ONLY = r"(?=.*(?:Marlin|W4A16|WeightOnly|A16))"
 _FP4 = r"(?:[^/]*Fp4|.*/.*NvFp4)"
-_FP8 = r"[^/]*(?:Fp8|FP8)"
+_FP8 = r"(?!.*W4A8)[^/]*(?:Fp8|FP8)"
 _FP8_RUNS: Mapping[Platform, str] = {
     "blackwell": "w8a8, real",
     "hopper": "w8a8, real",
@@ -221,6 +238,23 @@ FORMATS: dict[str, Format] = {
             recipe_format=False,
         ),
         Format(
+            name="int8",
+            preset="W8A8",
+            scheme="int8",
+            storage=PLAIN_INT8,
+            weights=Numbers(8, "int", "channel"),
+            inputs=Numbers(8, "int", "token", dynamic=True),
+            arithmetic="w8a8-int8",
+            kernels=r"[^/]*W8A8Int8",
+            runs={
+                "blackwell": "not tried on this GPU",
+                "hopper": "w8a8-int8, real",
+                "older": "w8a8-int8, not tried on this GPU",
+                "cpu": "w8a8-int8, real",
+            },
+            speed=2.0,
+        ),
+        Format(
             name="nvfp4a16",
             preset="NVFP4A16",
             scheme="nvfp4a16",
@@ -234,6 +268,23 @@ FORMATS: dict[str, Format] = {
                 "hopper": "w4a16, real",
                 "older": "not tried on this GPU",
                 "cpu": "w4a16, simulated",
+            },
+            speed=1.0,
+        ),
+        Format(
+            name="int4",
+            preset="W4A16",
+            scheme="int4",
+            storage=PACKED_INT4,
+            weights=Numbers(4, "int", "group", 128),
+            inputs=None,
+            arithmetic="w4a16-int4",
+            kernels=r"[^/]*W4A16/",
+            runs={
+                "blackwell": "not tried on this GPU",
+                "hopper": "w4a16-int4, real",
+                "older": "w4a16-int4, not tried on this GPU",
+                "cpu": "w4a16-int4, real",
             },
             speed=1.0,
         ),
@@ -256,6 +307,10 @@ FORMATS: dict[str, Format] = {
         ),
     )
 }
+# compressed-tensors' `format` to the tensors that hold it.
+STORAGES: dict[str, Storage] = {
+    name: row.storage for row in reversed(FORMATS.values()) for name in row.storage.names
+}
 # Those that a recipe or the search may ask for.
 RECIPE_FORMATS: dict[str, Format] = {n: row for n, row in FORMATS.items() if row.recipe_format}
 
@@ -274,6 +329,7 @@ class SchemeRow:
 
     Attributes:
         recipe: File in `recipes/`, or None where `clefq quantize` makes no such checkpoint.
+        calibrated_recipe: File to take instead where a calibration set is given, or None.
         formats: Formats that it holds.
         part: What the modules' names have in common where only a part is quantized.
         arithmetic: The matrix arithmetic that it means, that of its coarsest format; None where
@@ -284,16 +340,20 @@ class SchemeRow:
     formats: tuple[str, ...]
     arithmetic: Arithmetic | None
     part: str | None = None
+    calibrated_recipe: str | None = None
 
 
 SCHEMES: dict[str, SchemeRow] = {
     BF16: SchemeRow(None, (), "bf16"),
     "fp8": SchemeRow("fp8.yaml", ("fp8",), "w8a8"),
+    "int8": SchemeRow("int8.yaml", ("int8",), "w8a8-int8"),
+    "int4": SchemeRow("int4.yaml", ("int4",), "w4a16-int4", calibrated_recipe="int4-gptq.yaml"),
     "nvfp4a16": SchemeRow("nvfp4a16.yaml", ("nvfp4a16",), "w4a16"),
     "nvfp4": SchemeRow("nvfp4.yaml", ("nvfp4",), "w4a4"),
     "nvfp4-mlp": SchemeRow("nvfp4-mlp.yaml", ("nvfp4",), "w4a4", part=".mlp."),
     "mixed": SchemeRow("mixed.yaml", ("nvfp4", "fp8"), "w4a4"),
     "mixed-a16": SchemeRow(None, ("nvfp4a16", "fp8"), "w4a16"),
+    "mixed-int4": SchemeRow(None, ("int4", "int8"), "w4a16-int4"),
     "unknown": SchemeRow(None, (), None),
 }
 # Schemes that `clefq quantize` makes, by the file of their recipe.
@@ -305,7 +365,7 @@ MEANT_ARITHMETIC: dict[str, str] = {
 # Suffixes that tell a quantized module from another.
 _PACKED = (".weight_packed", ".weight_scale")
 # A mixture is named after its coarsest part.
-_MIXED: dict[str, str] = {"w4a4": "mixed", "w4a16": "mixed-a16"}
+_MIXED: dict[str, str] = {"w4a4": "mixed", "w4a16": "mixed-a16", "w4a16-int4": "mixed-int4"}
 
 
 def coarsest(found: Iterable[str]) -> Any:
@@ -314,14 +374,16 @@ def coarsest(found: Iterable[str]) -> Any:
     return next(name for name in COARSEST_FIRST if name in present)
 
 
-def arithmetic_name(bits: int, inputs: int | None) -> str:
-    """`w4a16` and so on.
+def arithmetic_name(bits: int, inputs: int | None, kind: str = "float") -> str:
+    """`w4a16` and so on; integers carry their type: `w4a16-int4`.
 
     Args:
         bits: Bits of a weight.
         inputs: Bits of an activation, or None for 16.
+        kind: `float` or `int`.
     """
-    return f"w{bits}a{16 if inputs is None else inputs}"
+    name = f"w{bits}a{16 if inputs is None else inputs}"
+    return f"{name}-int{bits}" if kind == "int" else name
 
 
 def format_of_weights(numbers: Any) -> Format | None:
@@ -348,7 +410,8 @@ def scheme_from_config(
 ) -> str:
     """The scheme of a checkpoint, a key of `SCHEMES`, from its config and its tensors.
 
-    `mixed` holds 4-bit activations in some layer, `mixed-a16` in none; `unknown` is anything else.
+    `mixed` holds 4-bit activations in some layer, `mixed-a16` in none, `mixed-int4` integer
+    weights of 4 bits; `unknown` is anything else.
 
     Args:
         quantization_config: As in `config.json`, in the compressed-tensors form; None if absent.

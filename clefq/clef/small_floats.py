@@ -1,4 +1,4 @@
-"""E2M1 (FP4) and E4M3 (FP8): their values, rounding, packing, and groups of 16 under one scale.
+"""Small numbers: E2M1 (FP4), E4M3 (FP8) and INT4, their values, rounding and packing.
 
 E2M1 has the values 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives; E4M3 ends at 448 and has no
 infinity. Both round to nearest, ties to the even code, and saturate. NVFP4 groups 16 E2M1 values
@@ -176,3 +176,19 @@ def quantize_nvfp4(inputs: Tensor, global_scale: Tensor) -> Tensor:
     scale = round_to_e4m3(global_scale * (peak * (1.0 / E2M1_MAX)))
     factor = torch.where(scale == 0, 0.0, (scale * global_scale.reciprocal()).reciprocal())
     return round_to_e2m1(groups * factor).mul_(scale).flatten(-2)
+
+
+def unpack_int4(packed: Tensor) -> Tensor:
+    """Unpacks INT4 codes, eight to a number, the first in the lowest bits.
+
+    Args:
+        packed: int32 [rows, columns / 8]; a code is stored plus 8.
+
+    Returns:
+        int8 [rows, columns], -8 to 7.
+    """
+    import torch
+
+    pairs = packed.contiguous().view(torch.uint8)
+    codes = torch.stack([pairs & 0xF, pairs >> 4], dim=-1).flatten(-2)
+    return codes.view(torch.int8) - 8

@@ -4,6 +4,8 @@ Reads the compressed-tensors layouts itself, from the tensors on disk:
 
 - NVFP4: `weight_packed` (uint8, two E2M1 codes a byte), `weight_scale` (E4M3 per group of 16),
   `weight_global_scale` (divisor); `input_global_scale` (divisor) where activations are FP4 too.
+- INT8: `weight` (int8), `weight_scale` per output channel; activations per token.
+- INT4: `weight_packed` (int32, eight codes a number), `weight_scale` per group of 128.
 - FP8: `weight` (E4M3), `weight_scale` (per output channel or for the tensor); activations per
   token, or `input_scale` for the whole tensor.
 
@@ -24,13 +26,15 @@ from torch import Tensor
 
 from clefq.clef.config_match import Scheme, misread, schemes_of
 from clefq.clef.family import fused_groups
-from clefq.clef.formats import FORMATS, PACKED_FP4, PLAIN_FP8, Arithmetic, coarsest
+from clefq.clef.formats import FORMATS, PACKED_FP4, PLAIN_FP8, PLAIN_INT8, Arithmetic, coarsest
 from clefq.clef.small_floats import NVFP4_GROUP
 from clefq.engines.simulation import (
+    ChannelWeight,
     Fp8StaticInputs,
     Fp8TokenInputs,
-    Fp8Weight,
     InputQuantizer,
+    Int4Weight,
+    Int8TokenInputs,
     KeepInputs,
     Nvfp4Inputs,
     Nvfp4Weight,
@@ -43,6 +47,7 @@ if TYPE_CHECKING:
 
 ReadTensor = Callable[[str], Tensor]
 
+_INT4_GROUP = FORMATS["int4"].weights.group or 1
 _FIX = "predict with `--engine vllm`, or quantize with a scheme of `clefq quantize`."
 
 
@@ -103,11 +108,16 @@ def _is_linear(checkpoint: Checkpoint, module: str) -> bool:
 
 def _kind(checkpoint: Checkpoint, module: str, present: set[str]) -> str | None:
     """What the tensors of a module are; `input_scale` alone tells the two kinds of FP8 apart."""
-    if present & {"weight_zero_point", "weight_shape", "weight_g_idx"}:
+    if present & {"weight_zero_point", "weight_g_idx"}:
         return "unknown"
     if "weight_packed" in present:
+        if checkpoint.tensors[f"{module}.weight_packed"].dtype == "I32":
+            return "int4"
         return "nvfp4" if "input_global_scale" in present else "nvfp4a16"
-    if "weight" not in present or checkpoint.tensors[f"{module}.weight"].dtype != "F8_E4M3":
+    dtype = checkpoint.tensors[f"{module}.weight"].dtype if "weight" in present else None
+    if dtype == "I8":
+        return "int8" if "input_scale" not in present else "unknown"
+    if dtype != "F8_E4M3":
         return None
     return "fp8-static" if "input_scale" in present else "fp8"
 
@@ -129,6 +139,8 @@ def _stated(checkpoint: Checkpoint, modules: Iterable[str]) -> dict[str, str | N
 
 def _kind_of(scheme: Scheme) -> str | None:
     inputs = scheme.activations
+    if scheme.type == "int":
+        return _integers(scheme)
     if scheme.bits == 4:
         return "nvfp4a16" if inputs is None else "nvfp4"
     if inputs is None or scheme.bits != 8:
@@ -138,6 +150,14 @@ def _kind_of(scheme: Scheme) -> str | None:
     return "fp8" if inputs[1] is True and scheme.input_strategy == "token" else None
 
 
+def _integers(scheme: Scheme) -> str | None:
+    row = scheme.weights_format
+    if row is None or scheme.input_strategy not in (None, "token"):
+        return None
+    inputs = None if row.inputs is None else (row.inputs.bits, row.inputs.dynamic)
+    return row.name if scheme.activations == inputs else None
+
+
 def _gaps(checkpoint: Checkpoint, module: str, kind: str, present: set[str]) -> list[str]:
     known = FORMATS[kind].suffixes
     found = [f"{module} lacks {leaf}" for leaf in known if leaf not in present]
@@ -145,10 +165,14 @@ def _gaps(checkpoint: Checkpoint, module: str, kind: str, present: set[str]) -> 
     scale = checkpoint.tensors.get(f"{module}.weight_scale")
     if FORMATS[kind].storage is PACKED_FP4 and scale is not None and scale.dtype != "F8_E4M3":
         found.append(f"{module}: group scales of type {scale.dtype} are not simulated")
-    if FORMATS[kind].storage is PLAIN_FP8 and scale is not None:
+    if kind == "int4" and scale is not None:
+        rows, packed = checkpoint.tensors[f"{module}.weight_packed"].shape
+        if tuple(scale.shape) != (rows, -(-8 * packed // _INT4_GROUP)):
+            found.append(f"{module}: INT4 scales of shape {list(scale.shape)} are not simulated")
+    if FORMATS[kind].storage in (PLAIN_FP8, PLAIN_INT8) and scale is not None:
         rows = checkpoint.tensors[f"{module}.weight"].shape[0]
         if tuple(scale.shape) not in ((rows, 1), (rows,), (1,), (), (1, 1)):
-            found.append(f"{module}: FP8 scales of shape {list(scale.shape)} are not simulated")
+            found.append(f"{module}: scales of shape {list(scale.shape)} are not simulated")
     return found
 
 
@@ -210,8 +234,13 @@ def read_layer(
         read: Name of a tensor to the tensor, on the device where it will run.
         scales: From `served_scales`.
     """
-    if FORMATS[kind].storage is PLAIN_FP8:
-        return _read_fp8(module, kind, read)
+    if kind == "int4":
+        codes = read(f"{module}.weight_packed")
+        return StoredLayer(
+            Int4Weight(codes, read(f"{module}.weight_scale"), codes.shape[1] * 8), KeepInputs()
+        )
+    if FORMATS[kind].storage in (PLAIN_FP8, PLAIN_INT8):
+        return _read_channels(module, kind, read)
     packed = read(f"{module}.weight_packed")
     divisor = torch.tensor(scales[f"{module}.weight_global_scale"], device=packed.device)
     columns = packed.shape[1] * 2
@@ -223,10 +252,12 @@ def read_layer(
     return StoredLayer(weight, Nvfp4Inputs(scales[f"{module}.input_global_scale"]))
 
 
-def _read_fp8(module: str, kind: str, read: ReadTensor) -> StoredLayer:
+def _read_channels(module: str, kind: str, read: ReadTensor) -> StoredLayer:
     codes = read(f"{module}.weight")
     scale = read(f"{module}.weight_scale").to(torch.float32).reshape(-1)
-    weight = Fp8Weight(codes, scale if scale.numel() > 1 else scale[0], codes.shape[1])
+    weight = ChannelWeight(codes, scale if scale.numel() > 1 else scale[0], codes.shape[1])
     if kind == "fp8":
         return StoredLayer(weight, Fp8TokenInputs())
+    if kind == "int8":
+        return StoredLayer(weight, Int8TokenInputs())
     return StoredLayer(weight, Fp8StaticInputs(float(read(f"{module}.input_scale").max())))

@@ -27,6 +27,7 @@ from clefq.clef.small_floats import (
     quantize_nvfp4,
     round_to_e4m3,
     unpack_e2m1,
+    unpack_int4,
 )
 
 # Smallest per-token FP8 scale of vLLM's kernels: keeps the division finite on all-zero rows.
@@ -45,6 +46,22 @@ def quantize_fp8_tokens(inputs: Tensor) -> tuple[Tensor, Tensor]:
     values = inputs.to(compute_dtype(inputs))
     scale = (values.abs().amax(dim=-1, keepdim=True) / E4M3_MAX).clamp_(min=MIN_FP8_SCALE)
     return round_to_e4m3(values / scale), scale
+
+
+def quantize_int8_tokens(inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Dynamic INT8 activations: one scale per token, amax / 127, ties to even.
+
+    Args:
+        inputs: [tokens, columns], any float dtype.
+
+    Returns:
+        Whole numbers [tokens, columns] and scales [tokens, 1], in the computing dtype. Kernels sum
+        the products in 32-bit integers; here FP32 sums them, exact up to 2^24.
+    """
+    values = inputs.to(compute_dtype(inputs))
+    peak = values.abs().amax(dim=-1, keepdim=True)
+    factor = torch.where(peak == 0, 0.0, 127.0 / peak)
+    return (values * factor).round_().clamp_(-128, 127), peak / 127.0
 
 
 def _product(values: Tensor, weight: Tensor, exact: bool) -> Tensor:
@@ -113,11 +130,11 @@ class Nvfp4Weight:
 
 
 @dataclass(slots=True)
-class Fp8Weight:
-    """FP8 weight with a scale per output channel, or one for the tensor.
+class ChannelWeight:
+    """FP8 or INT8 weight with a scale per output channel, or one for the tensor.
 
     Attributes:
-        codes: E4M3 [rows, columns].
+        codes: E4M3 or int8 [rows, columns].
         row_scale: float32 [rows] or scalar, a factor.
         columns: Input features.
     """
@@ -127,16 +144,45 @@ class Fp8Weight:
     columns: int
 
     def values(self) -> Tensor:
-        """E4M3 values as float32 [rows, columns]."""
+        """The codes' values as float32 [rows, columns]."""
         return self.codes.to(torch.float32)
 
     def scale(self) -> Tensor:
         """The channel scales."""
         return self.row_scale
 
-    def to(self, device: torch.device) -> Fp8Weight:
+    def to(self, device: torch.device) -> ChannelWeight:
         """The same weight on another device."""
-        return Fp8Weight(self.codes.to(device), self.row_scale.to(device), self.columns)
+        return ChannelWeight(self.codes.to(device), self.row_scale.to(device), self.columns)
+
+
+@dataclass(slots=True)
+class Int4Weight:
+    """INT4 weight in groups, as weight-only kernels take it: unpacked to the scales' dtype.
+
+    Attributes:
+        packed: int32 [rows, columns / 8].
+        group_scale: [rows, groups], in the model's dtype.
+        columns: Input features.
+    """
+
+    packed: Tensor
+    group_scale: Tensor
+    columns: int
+
+    def values(self) -> Tensor:
+        """Code times group scale, rounded to the scales' dtype, as float32 [rows, columns]."""
+        scales = self.group_scale.unsqueeze(-1)
+        codes = unpack_int4(self.packed).to(scales.dtype)
+        return (codes.unflatten(-1, (scales.shape[1], -1)) * scales).flatten(-2).float()
+
+    def scale(self) -> Tensor:
+        """One: group scales are in the values."""
+        return torch.ones((), device=self.packed.device)
+
+    def to(self, device: torch.device) -> Int4Weight:
+        """The same weight on another device."""
+        return Int4Weight(self.packed.to(device), self.group_scale.to(device), self.columns)
 
 
 class InputQuantizer(Protocol):
@@ -196,6 +242,19 @@ class Fp8TokenInputs:
     def key(self) -> tuple[str, float]:
         """All dynamic FP8 layers share one key."""
         return "fp8-token", 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Int8TokenInputs:
+    """INT8 activations with one dynamic scale per token, symmetric."""
+
+    def quantize(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Whole numbers from -128 to 127 and the tokens' scales."""
+        return quantize_int8_tokens(inputs)
+
+    def key(self) -> tuple[str, float]:
+        """All dynamic INT8 layers share one key."""
+        return "int8-token", 0.0
 
 
 @dataclass(frozen=True, slots=True)

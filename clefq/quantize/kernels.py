@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 
-from clefq.clef.small_floats import E4M3_MAX, NVFP4_GROUP, pack_e2m1, unpack_e2m1
+from clefq.clef.small_floats import E4M3_MAX, NVFP4_GROUP, pack_e2m1, unpack_e2m1, unpack_int4
 
 FP8 = torch.float8_e4m3fn
 
@@ -127,6 +127,59 @@ def spread(scales: torch.Tensor, size: tuple[int, int], shape: Sequence[int]) ->
     return wide.repeat_interleave(size[1], 1)[:, : shape[1]]
 
 
+def int8_rows(weight: torch.Tensor, args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantizes rows to INT8 with one scale per row (output channel), symmetric.
+
+    Args:
+        weight: `[rows, columns]` in the model's dtype.
+        args: The scheme's `QuantizationArgs` for weights.
+
+    Returns:
+        Codes `[rows, columns]`, I8, -128 to 127; scales `[rows, 1]` in the model's dtype.
+    """
+    low, high = torch.aminmax(weight, dim=-1, keepdim=True)
+    scales, _ = calculate_qparams(low, high, args)
+    return (weight / scales).round_().clamp_(-128, 127).to(torch.int8), scales
+
+
+def int4_rows(weight: torch.Tensor, args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantizes rows to INT4 with one scale per group, symmetric.
+
+    Args:
+        weight: `[rows, columns]` in the model's dtype; columns divisible by the group size.
+        args: The scheme's `QuantizationArgs` for weights.
+
+    Returns:
+        Codes `[rows, columns / 8]`, I32, eight codes plus 8 each, the first in the lowest bits;
+        scales `[rows, groups]` in the model's dtype.
+    """
+    groups = weight.unflatten(-1, (-1, args.group_size))
+    low, high = torch.aminmax(groups, dim=-1)
+    scales, _ = calculate_qparams(low, high, args)
+    codes = (groups / scales.unsqueeze(-1)).round_().clamp_(-8, 7).to(torch.int8).flatten(-2)
+    return pack_int4(codes), scales
+
+
+def pack_int4(codes: torch.Tensor) -> torch.Tensor:
+    """Packs codes from -8 to 7, I8 `[rows, columns]`, into I32 `[rows, columns / 8]`."""
+    nibbles = (codes + 8).view(torch.uint8).unflatten(-1, (-1, 2))
+    return (nibbles[..., 0] | (nibbles[..., 1] << 4)).contiguous().view(torch.int32)
+
+
+def int4_values(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """What stored INT4 rows stand for: code · group scale.
+
+    Args:
+        packed: `[rows, columns / 8]`, I32.
+        scales: `[rows, groups]`.
+
+    Returns:
+        `[rows, columns]`, F32.
+    """
+    codes = unpack_int4(packed).float().unflatten(-1, (scales.shape[1], -1))
+    return (codes * scales.float().unsqueeze(-1)).flatten(-2)
+
+
 def nvfp4_values(packed: torch.Tensor, scales: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
     """What stored NVFP4 rows stand for: code · group scale / global scale.
 
@@ -173,5 +226,19 @@ _NVFP4 = Rounding(
     values=lambda codes, scales, divisor: nvfp4_values(codes, scales, _given(divisor)),
     shared=True,
 )
+_INT8 = Rounding(
+    quantize=lambda weight, args, _: int8_rows(weight, args),
+    values=lambda codes, scales, _: codes.float() * scales.float(),
+)
+_INT4 = Rounding(
+    quantize=lambda weight, args, _: int4_rows(weight, args),
+    values=lambda codes, scales, _: int4_values(codes, scales),
+)
 # format -> its rounding; those of `clefq.clef.formats.RECIPE_FORMATS`
-ROUNDINGS: dict[str, Rounding] = {"fp8": _FP8, "nvfp4a16": _NVFP4, "nvfp4": _NVFP4}
+ROUNDINGS: dict[str, Rounding] = {
+    "fp8": _FP8,
+    "int8": _INT8,
+    "nvfp4a16": _NVFP4,
+    "int4": _INT4,
+    "nvfp4": _NVFP4,
+}

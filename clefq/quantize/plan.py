@@ -52,7 +52,8 @@ class Plan:
 def arithmetic_of(scheme: Any) -> str:
     """`w8a8`, `w4a4`, `w4a16` and so on, of a compressed-tensors scheme."""
     inputs = scheme.input_activations
-    return arithmetic_name(scheme.weights.num_bits, None if inputs is None else inputs.num_bits)
+    bits = None if inputs is None else inputs.num_bits
+    return arithmetic_name(scheme.weights.num_bits, bits, str(scheme.weights.type))
 
 
 def make_plan(folder: Path, recipe: Recipe) -> Plan:

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from clefq.clef.formats import RECIPES
+from clefq.clef.formats import RECIPES, SCHEMES
 from clefq.errors import InputError, RecipeError
 from clefq.store.atomic import sha256_bytes
 from clefq.store.data_files import data_folder
@@ -39,7 +39,9 @@ class Recipe:
         return sha256_bytes(self.text.encode("utf-8"))
 
 
-def bundled_recipe(scheme: str, layers: int, fp8_layers: int | None = None) -> Recipe:
+def bundled_recipe(
+    scheme: str, layers: int, fp8_layers: int | None = None, calibrated: bool = False
+) -> Recipe:
     """The recipe of a scheme, for a model with `layers` decoder layers.
 
     Args:
@@ -47,6 +49,7 @@ def bundled_recipe(scheme: str, layers: int, fp8_layers: int | None = None) -> R
         layers: Number of decoder layers; only `mixed` depends on it.
         fp8_layers: For `mixed`: how many of the last layers have FP8 MLPs. By default 8, or a
             quarter of the layers in models of fewer than 16.
+        calibrated: Whether a calibration set is given, which some schemes can do without.
 
     Raises:
         RecipeError: Unknown scheme, or a layer split that does not fit.
@@ -55,7 +58,8 @@ def bundled_recipe(scheme: str, layers: int, fp8_layers: int | None = None) -> R
         raise RecipeError(f"unknown scheme {scheme!r}.", fix=f"use one of {', '.join(RECIPES)}.")
     if fp8_layers is not None and scheme != "mixed":
         raise RecipeError(f"--fp8-layers has no meaning for {scheme}.", fix="use --scheme mixed.")
-    path = data_folder("recipes") / RECIPES[scheme]
+    name = SCHEMES[scheme].calibrated_recipe if calibrated else None
+    path = data_folder("recipes") / (name or RECIPES[scheme])
     text = path.read_text(encoding="utf-8")
     if scheme == "mixed":
         text = _split(text, layers, fp8_layers)

@@ -242,7 +242,8 @@ def _recipe(spec: QuantizeSpec, checkpoint: Checkpoint) -> Recipe:
         return custom_recipe(spec.recipe)
     if spec.scheme is None:
         raise RecipeError("no scheme given.", fix="add --scheme nvfp4, or --recipe FILE.")
-    return bundled_recipe(spec.scheme, len(layer_types(checkpoint.text_config)), spec.fp8_layers)
+    layers, calibrated = len(layer_types(checkpoint.text_config)), spec.calibration is not None
+    return bundled_recipe(spec.scheme, layers, spec.fp8_layers, calibrated)
 
 
 def _method(asked: str, plan: Plan, console: Console) -> str:

@@ -114,8 +114,16 @@ class Stream:
             ):
                 width = rows.shape[1] * rows.element_size()
                 file.put(f"{module}.{name}", row * width, _bytes(rows))
-        if divisor is not None:
-            file.put(f"{module}.weight_global_scale", 0, _bytes(divisor))
+        others = {"weight_global_scale": divisor, "weight_shape": self._shape(module)}
+        for name in self._format(module).storage.others:
+            value = others[name]
+            assert value is not None
+            file.put(f"{module}.{name}", 0, _bytes(value))
+
+    def _shape(self, module: str) -> torch.Tensor:
+        import torch
+
+        return torch.tensor(self.refs[f"{module}.weight"].shape, dtype=torch.int64)
 
     def _blocks(self, module: str) -> Iterator[tuple[int, torch.Tensor]]:
         """Blocks of rows of a weight in the model's dtype, with the number of their first row."""

@@ -16,12 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clefq.clef.formats import BF16
+from clefq.clef.formats import BF16, RECIPE_FORMATS
 from clefq.engines.backbone import KEEP_DECODED_BYTES, Backbone
 from clefq.engines.simulation import (
+    ChannelWeight,
     Fp8TokenInputs,
-    Fp8Weight,
     InputQuantizer,
+    Int4Weight,
+    Int8TokenInputs,
     KeepInputs,
     Nvfp4Inputs,
     Nvfp4Weight,
@@ -32,6 +34,7 @@ from clefq.quantize import kernels
 from clefq.quantize.audit.rounding import weight_args
 from clefq.sensitivity.blocks import Block, Unit
 
+_DYNAMIC: dict[str, InputQuantizer] = {"fp8": Fp8TokenInputs(), "int8": Int8TokenInputs()}
 _ROWS = 1 << 22  # numbers of a weight that are rounded at a time
 
 
@@ -54,7 +57,7 @@ def quantize_block(model: Any, block: Block, form: str) -> QuantizedBlock:
     Args:
         model: The BF16 model.
         block: One of its blocks.
-        form: `fp8`, `nvfp4a16` or `nvfp4`.
+        form: A key of `RECIPE_FORMATS`.
     """
     weights: dict[str, QuantizedWeight] = {}
     errors = {}
@@ -67,18 +70,22 @@ def quantize_block(model: Any, block: Block, form: str) -> QuantizedBlock:
 
 def _unit(model: Any, unit: Unit, form: str) -> dict[str, QuantizedWeight]:
     sources = {module: model.get_submodule(module).weight.detach() for module in unit.modules}
-    if form == "fp8":
-        return {module: _fp8(weight) for module, weight in sources.items()}
+    if not kernels.ROUNDINGS[form].shared:
+        return {module: _alone(weight, form) for module, weight in sources.items()}
     largest = torch.stack([kernels.absmax(weight) for weight in sources.values()]).max()
     divisor = kernels.global_scale(largest)
     return {module: _nvfp4(weight, divisor) for module, weight in sources.items()}
 
 
-def _fp8(weight: Tensor) -> Fp8Weight:
-    args = weight_args("FP8_DYNAMIC")
-    parts = [kernels.fp8_rows(rows, args) for rows in _row_blocks(weight)]
+def _alone(weight: Tensor, form: str) -> QuantizedWeight:
+    """Rounds a weight to a format without a global scale."""
+    row = RECIPE_FORMATS[form]
+    args, rounding = weight_args(row.preset), kernels.ROUNDINGS[form]
+    parts = [rounding.quantize(rows, args, None) for rows in _row_blocks(weight)]
     codes, scales = (torch.cat(column) for column in zip(*parts, strict=True))
-    return Fp8Weight(codes, scales.to(torch.float32).reshape(-1), weight.shape[1])
+    if row.weights.strategy == "group":
+        return Int4Weight(codes, scales, weight.shape[1])
+    return ChannelWeight(codes, scales.to(torch.float32).reshape(-1), weight.shape[1])
 
 
 def _nvfp4(weight: Tensor, divisor: Tensor) -> Nvfp4Weight:
@@ -147,8 +154,8 @@ class Installer:
             self.backbone.memo.clear()
 
     def _quantizer(self, module: str, form: str) -> InputQuantizer:
-        if form == "fp8":
-            return Fp8TokenInputs()
-        if form == "nvfp4a16":
+        if RECIPE_FORMATS[form].inputs is None:
             return KeepInputs()
+        if form in _DYNAMIC:
+            return _DYNAMIC[form]
         return Nvfp4Inputs(self.divisors[module])

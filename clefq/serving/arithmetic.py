@@ -73,7 +73,7 @@ def describe_layers(model: Any) -> list[str]:
     found = []
     for name, module in model.named_modules():
         method = getattr(module, "quant_method", None)
-        if method is None or not hasattr(module, "weight") or name.startswith("visual."):
+        if method is None or not _has_weight(module) or name.startswith("visual."):
             continue
         scheme = getattr(module, "scheme", None)
         if scheme is None:
@@ -81,5 +81,11 @@ def describe_layers(model: Any) -> list[str]:
                 found.append(f"{type(method).__name__}/")
             continue
         kernel = getattr(scheme, "kernel", None) or getattr(scheme, "fp8_linear", None)
-        found.append(f"{type(scheme).__name__}/{type(kernel).__name__}")
+        bits = getattr(scheme, "num_bits", None)  # of the scheme for all widths, WNA16
+        kind = type(scheme).__name__.replace("WNA", f"W{bits}A")
+        found.append(f"{kind}/{type(kernel).__name__}")
     return found
+
+
+def _has_weight(module: Any) -> bool:
+    return hasattr(module, "weight") or hasattr(module, "weight_packed")

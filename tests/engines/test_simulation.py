@@ -16,9 +16,9 @@ from clefq.clef.small_floats import (
     unpack_e2m1,
 )
 from clefq.engines.simulation import (
+    ChannelWeight,
     Fp8StaticInputs,
     Fp8TokenInputs,
-    Fp8Weight,
     InputMemo,
     KeepInputs,
     Nvfp4Inputs,
@@ -120,11 +120,11 @@ def make_nvfp4_weight(rows: int, columns: int) -> tuple[Nvfp4Weight, np.ndarray]
     return weight, values * np.repeat(E4M3[scales.numpy()], 16, axis=1) / 5000.0
 
 
-def make_fp8_weight(rows: int, columns: int) -> tuple[Fp8Weight, np.ndarray]:
+def make_fp8_weight(rows: int, columns: int) -> tuple[ChannelWeight, np.ndarray]:
     codes = RNG.integers(0, 126, (rows, columns), dtype=np.uint8)
     scale = RNG.uniform(1e-4, 1e-3, rows).astype(np.float32)
     stored = torch.from_numpy(codes).view(torch.float8_e4m3fn)
-    return Fp8Weight(stored, torch.from_numpy(scale), columns), E4M3[codes] * scale[:, None]
+    return ChannelWeight(stored, torch.from_numpy(scale), columns), E4M3[codes] * scale[:, None]
 
 
 CASES = {

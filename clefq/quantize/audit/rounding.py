@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from clefq.clef.config_match import FP8, NVFP4, Scheme
+from clefq.clef.formats import Format
 from clefq.clef.small_floats import NVFP4_GROUP, unpack_e2m1
 from clefq.clef.tensor_files import TensorInfo
 from clefq.quantize.audit.rounding_fp8 import compare_fp8, compare_fp8_tensor, fp8_numbers
@@ -35,12 +36,26 @@ _TIE = 1e-5
 _NEXT_TO_ZERO = 0.125
 
 
+def _torch_dtype(name: str) -> torch.dtype:
+    """A safetensors dtype as torch's."""
+    import torch
+
+    dtype: torch.dtype = getattr(torch, _DTYPES[name])
+    return dtype
+
+
+_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "I8": "int8", "I32": "int32"}
+
+
 def comparable(scheme: Scheme) -> bool:
     """Whether the module's rounding can be recomputed."""
     if scheme.format == NVFP4:
         return scheme.group_size == 16
     if scheme.strategy == "block":
         return scheme.format in FP8 and scheme.block is not None
+    if scheme.type == "int":
+        row = scheme.weights_format
+        return row is not None and scheme.format in row.storage.names
     return scheme.format in FP8 and scheme.strategy in ("channel", "tensor")
 
 
@@ -58,9 +73,41 @@ def compare_module(
     """
     if scheme.format == NVFP4:
         return _compare_nvfp4(module, refs, source, members or (module,))
+    if scheme.type == "int" and scheme.weights_format is not None:
+        return _compare_rows(module, scheme.weights_format, refs, source)
     if scheme.strategy == "tensor":
         return compare_fp8_tensor(module, refs, source)
     return compare_fp8(module, scheme, refs, source)
+
+
+def _compare_rows(module: str, row: Format, refs: Refs, source: Refs) -> Comparison:
+    """A format without global scales against what its row in `kernels.ROUNDINGS` gives."""
+    from clefq.quantize import kernels
+
+    rounding, args = kernels.ROUNDINGS[row.name], weight_args(row.preset)
+    stored = [refs[f"{module}.{suffix}"] for suffix in (row.storage.codes[0], "weight_scale")]
+    ref = source[f"{module}.weight"]
+    tally = Tally()
+    for first, block in row_blocks(ref, ref.dtype):
+        theirs = rounding.quantize(block, args, None)
+        ours = [
+            stored_rows(tensor, first, len(block), _torch_dtype(tensor.dtype)) for tensor in stored
+        ]
+        tally.deviating += int((ours[1] != theirs[1]).sum())
+        if not ours[0].equal(theirs[0]):
+            a, b = (rounding.values(codes, theirs[1], None) for codes in (ours[0], theirs[0]))
+            tally.deviating += int((a != b).sum())
+        if tally.deviating:
+            tally.add(rounding.values(ours[0], ours[1], None), block)
+        tally.numbers += block.numel() + ours[1].numel()
+    return Comparison(
+        module,
+        tally.numbers,
+        tally.deviating,
+        tally.wild,
+        tally.relative_error,
+        tally.slope,
+    )
 
 
 def _compare_nvfp4(module: str, refs: Refs, source: Refs, members: tuple[str, ...]) -> Comparison:

@@ -17,6 +17,7 @@ from clefq.clef.config_match import (
     schemes_of,
 )
 from clefq.clef.family import FAMILY, Shapes, linear_modules, served_name
+from clefq.clef.formats import MODEL_DTYPE
 from clefq.clef.images import PROCESSOR_FILES
 from clefq.clef.tensor_files import TensorInfo
 from clefq.quantize.audit import foreign
@@ -32,6 +33,7 @@ SUFFIXES = (
     "input_global_scale",
     "input_scale",
     "weight_zero_point",
+    "weight_shape",
 )
 
 
@@ -292,4 +294,10 @@ def _layouts(
             "weight": (("F8_E4M3",), ((rows, columns),)),
             "weight_scale": (FLOATS, shapes),
         }
-    return {}
+    row = scheme.weights_format
+    if row is None or scheme.format not in row.storage.names:
+        return {}
+    return {
+        suffix: (FLOATS if dtype == MODEL_DTYPE else (dtype,), (shape,))
+        for suffix, (dtype, shape) in row.tensors(rows, columns, MODEL_DTYPE).items()
+    }

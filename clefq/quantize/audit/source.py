@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from clefq.clef.config_match import NVFP4, Scheme
+from clefq.clef.config_match import Scheme
 from clefq.clef.family import fused_groups
+from clefq.clef.formats import MODEL_DTYPE, PLAIN_FP8, STORAGES
 from clefq.clef.tensor_files import TensorInfo, same_bytes
 from clefq.clef.weight_files import open_tensors
 from clefq.quantize.audit.report import AuditReport
@@ -241,18 +242,18 @@ def _not_compared(
 def _stored_dtypes(name: str, scheme: Scheme) -> tuple[str, ...]:
     """What a quantized module's tensor may be stored as."""
     suffix = name.rpartition(".")[2]
-    if suffix == "weight_packed":
-        return ("U8",)
-    if suffix == "weight" or (suffix == "weight_scale" and scheme.format == NVFP4):
-        return ("F8_E4M3",)
-    return _SOURCE_DTYPES
+    storage = STORAGES.get(scheme.format, PLAIN_FP8)
+    if suffix == storage.codes[0]:
+        return (storage.codes[1],)
+    if suffix == "weight_scale" and storage.scale_dtype != MODEL_DTYPE:
+        return (storage.scale_dtype,)
+    return ("I64",) if suffix == "weight_shape" else _SOURCE_DTYPES
 
 
 def _weight_shape(refs: Refs, module: str, scheme: Scheme) -> tuple[int, ...]:
-    if scheme.format == NVFP4:
-        rows, half = refs[f"{module}.weight_packed"].shape
-        return rows, 2 * half
-    return refs[f"{module}.weight"].shape
+    suffix, _, per_element = STORAGES.get(scheme.format, PLAIN_FP8).codes
+    *rows, columns = refs[f"{module}.{suffix}"].shape
+    return (*rows, per_element * columns)
 
 
 def _judge(report: AuditReport, found: Comparison, bits: int) -> None:
