@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from clefq.clef.small_floats import E2M1_MAX, E4M3_MAX
+
 if TYPE_CHECKING:
     from clefq.clef.tensor_files import TensorInfo
 
@@ -398,6 +400,13 @@ def format_of_weights(numbers: Any) -> Format | None:
         if said == (ours.bits, ours.type, ours.strategy, ours.group) and numbers.symmetric:
             return row
     return None
+
+
+def largest_number(bits: int, kind: str) -> float:
+    """The magnitude that a scale turns into the largest of its numbers: 448, 6, 127.5 or 7.5."""
+    if kind == "int":
+        return (2**bits - 1) / 2
+    return E4M3_MAX if bits == 8 else E2M1_MAX
 
 
 def arithmetic_of_kernel(kernel: str) -> EngineArithmetic | None:

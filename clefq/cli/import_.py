@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clefq.clef.formats import ARITHMETICS, SCHEMES
 from clefq.cli.options import Json, Quiet, Run
 
 if TYPE_CHECKING:
@@ -26,7 +27,11 @@ def command(
     ],
     arithmetic: Annotated[
         str,
-        typer.Option("--arithmetic", metavar="A", help="As executed: bf16, w8a8, w4a16 or w4a4."),
+        typer.Option(
+            "--arithmetic",
+            metavar="A",
+            help=f"As executed: {', '.join(ARITHMETICS)}.",
+        ),
     ],
     kernels: Annotated[
         str, typer.Option("--kernels", metavar="K", help="real or simulated.")
@@ -36,7 +41,7 @@ def command(
         typer.Option(
             "--scheme",
             metavar="NAME",
-            help="bf16, fp8, nvfp4, nvfp4a16, nvfp4-mlp, mixed, mixed-a16.",
+            help=f"{', '.join(SCHEMES)}.",
         ),
     ] = "unknown",
     quantum: Annotated[

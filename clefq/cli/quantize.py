@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clefq.clef.formats import RECIPES
 from clefq.cli.options import Json, Quiet, Run
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ Model = Annotated[
 ]
 Scheme = Annotated[
     str | None,
-    typer.Option("--scheme", metavar="NAME", help="nvfp4, nvfp4-mlp, nvfp4a16, fp8 or mixed."),
+    typer.Option("--scheme", metavar="NAME", help=f"{', '.join(RECIPES)}."),
 ]
 RecipeFile = Annotated[
     Path | None, typer.Option("--recipe", metavar="FILE", help="Your own llm-compressor recipe.")

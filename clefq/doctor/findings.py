@@ -344,7 +344,7 @@ def _quantize(facts: Facts, needs: SchemeNeeds) -> Finding:
     if needs.disk > facts.disk:
         fix = "free disk space, or choose another place with --out"
     elif needs.memory > facts.available:
-        fix = "close other programs, use a larger machine, or fp8 or nvfp4a16"
+        fix = "close other programs, use a larger machine, or fp8, int8, int4 or nvfp4a16"
     return Finding(MODEL, f"make {needs.scheme}", "lacking" if fix else "ok", text, fix)
 
 

@@ -74,7 +74,7 @@ def make_plan(folder: Path, recipe: Recipe) -> Plan:
         for name, module in model.named_modules()
         if getattr(module, "quantization_scheme", None) is not None
     }
-    linears = {name for name, module in model.named_modules() if _is_linear(module)}
+    linears = {n: module.in_features for n, module in model.named_modules() if _is_linear(module)}
     reason = _not_streamable(recipe, modules)
     config = _config(model) if modules else {}  # names the formats that are checked next
     faults = _faults(modules, linears)
@@ -165,7 +165,7 @@ def _plain(error: Exception) -> str:
     return text.rstrip(".")
 
 
-def _faults(modules: dict[str, Any], linears: set[str]) -> list[str]:
+def _faults(modules: dict[str, Any], linears: dict[str, int]) -> list[str]:
     if not modules:
         return ["it matches no module of this model"]
     found = []
@@ -179,8 +179,8 @@ def _faults(modules: dict[str, Any], linears: set[str]) -> list[str]:
             found.append(f"it quantizes the activations of {name} but not its weights")
         elif scheme.output_activations is not None:
             found.append(f"it quantizes the outputs of {name}")
-        elif _format(scheme) not in _STORED:
-            found.append(f"it stores {name} as {_format(scheme)}, which clefq cannot audit")
+        else:
+            found += _weight_faults(name, scheme, linears[name])
     for group in fused_groups(linears):
         kinds = {_kind(modules.get(member)) for member in group.members}
         if len(kinds) > 1:
@@ -190,6 +190,17 @@ def _faults(modules: dict[str, Any], linears: set[str]) -> list[str]:
             )
             found.append(f"it splits {group.name}, one matrix product in serving ({listed})")
     return found
+
+
+def _weight_faults(name: str, scheme: Any, columns: int) -> list[str]:
+    weights = scheme.weights
+    if weights.group_size and columns % weights.group_size:
+        return [f"it cuts the {columns} inputs of {name} into groups of {weights.group_size}"]
+    whole = str(weights.type) != "int" or format_of_weights(weights) is not None
+    if _format(scheme) in _STORED and whole:
+        return []
+    kind = f"{_format(scheme)} ({weights.num_bits}-bit {weights.strategy})"
+    return [f"it stores {name} as {kind}, which clefq cannot audit"]
 
 
 def _format(scheme: Any) -> str:

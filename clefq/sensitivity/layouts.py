@@ -47,7 +47,7 @@ def published_layouts(
         kept = set(chosen)
         return {b.name: "fp8" if b.layer in kept else "nvfp4" for b in blocks}
 
-    found = {scheme: uniform(blocks, scheme) for scheme in ("fp8", "nvfp4a16", "nvfp4")}
+    found = {scheme: uniform(blocks, scheme) for scheme in RECIPE_FORMATS}
     found["nvfp4-mlp"] = {b.name: "nvfp4" if b.kind == MLP else BF16 for b in blocks}
     if layers > 1:
         found["mixed"] = recipe_layout(folder, blocks, bundled_recipe("mixed", layers))

@@ -17,6 +17,8 @@ FP8 = {"weights": weights(8), "input_activations": weights(8)}
 NVFP4 = {"weights": weights(4, group=16), "input_activations": weights(4, group=16)}
 NVFP4A16 = {"weights": weights(4, group=16), "input_activations": None}
 MXFP4A16 = {"weights": weights(4, group=32), "input_activations": None}
+INT4 = {"weights": weights(4, "int", 128), "input_activations": None}
+INT4_ROWS = {"weights": weights(4, "int"), "input_activations": None}
 INT8 = {"weights": weights(8, "int"), "input_activations": weights(8, "int")}
 MLP = "model.language_model.layers.0.mlp.up_proj"
 ATTENTION = "model.language_model.layers.3.self_attn.q_proj"
@@ -32,9 +34,13 @@ ATTENTION = "model.language_model.layers.3.self_attn.q_proj"
         ([NVFP4, FP8], [MLP, ATTENTION], "mixed"),
         ([NVFP4, NVFP4A16], [MLP, ATTENTION], "mixed"),
         ([NVFP4A16, FP8], [MLP, ATTENTION], "mixed-a16"),
-        ([NVFP4, INT8], [MLP, ATTENTION], "unknown"),
+        ([NVFP4, INT8], [MLP, ATTENTION], "mixed"),
         ([MXFP4A16], [MLP], "unknown"),
-        ([INT8], [MLP], "unknown"),
+        ([INT8], [MLP], "int8"),
+        ([INT4], [MLP], "int4"),
+        ([INT4, INT8], [MLP, ATTENTION], "mixed-int4"),
+        ([INT8, FP8], [MLP, ATTENTION], "unknown"),
+        ([INT4_ROWS], [MLP], "unknown"),
         ([FP8], [], "unknown"),
         ([], [MLP], "unknown"),
         (None, [MLP], "unknown"),

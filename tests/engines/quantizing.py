@@ -26,7 +26,13 @@ E4M3 = np.array(
         for code in range(127)
     ]
 )
-PRESETS = {"nvfp4": "NVFP4", "nvfp4a16": "NVFP4A16", "fp8": "FP8_DYNAMIC", "fp8-static": "FP8"}
+PRESETS = {
+    "nvfp4": "NVFP4",
+    "nvfp4a16": "NVFP4A16",
+    "fp8": "FP8_DYNAMIC",
+    "fp8-static": "FP8",
+    "int8": "W8A8",
+}
 INPUT_DIVISOR = 448.0 * 6.0 / 9.0
 INPUT_SCALE = 9.0 / 448.0
 
@@ -59,6 +65,12 @@ def reference_fp8(inputs: Float, scale: Float) -> Float:
     return nearest(inputs / scale, E4M3) * scale
 
 
+def reference_int8(inputs: Float) -> Float:
+    """Dequantized INT8 inputs, one symmetric scale per token."""
+    scale = np.abs(inputs).max(axis=-1, keepdims=True) / 127.0
+    return np.rint(np.divide(inputs, scale, out=np.zeros_like(inputs), where=scale > 0)) * scale
+
+
 def token_scales(inputs: Float) -> Float:
     """amax / 448 per row, not below the kernels' floor."""
     return np.maximum(np.abs(inputs).max(axis=-1, keepdims=True) / 448.0, 1 / (448.0 * 512.0))
@@ -67,9 +79,11 @@ def token_scales(inputs: Float) -> Float:
 def reference_weight(tensors: dict[str, Tensor], module: str) -> Float:
     """A stored layer's weight in float64, decoded nibble by nibble."""
     if f"{module}.weight" in tensors:
+        scale = tensors[f"{module}.weight_scale"].double().reshape(-1, 1).numpy()
+        if tensors[f"{module}.weight"].dtype == torch.int8:
+            return tensors[f"{module}.weight"].numpy().astype(np.float64) * scale
         codes = tensors[f"{module}.weight"].view(torch.uint8).numpy()
         signs = np.where(codes & 0x80, -1.0, 1.0)
-        scale = tensors[f"{module}.weight_scale"].double().reshape(-1, 1).numpy()
         return signs * E4M3[codes & 0x7F] * scale
     packed = tensors[f"{module}.weight_packed"].numpy()
     codes = np.stack([packed & 0xF, packed >> 4], axis=-1).reshape(packed.shape[0], -1)
@@ -136,10 +150,10 @@ def _pack(weight: Tensor, kind: str) -> dict[str, Tensor]:
         low, high = values.amin(-1, keepdim=True), values.amax(-1, keepdim=True)
         if kind == "fp8-static":
             low, high = values.min(), values.max()
-        name = "float-quantized"
+        name = "int-quantized" if kind == "int8" else "float-quantized"
     scale, _ = calculate_qparams(low, high, scheme.weights, state["weight_global_scale"])
     # llm-compressor stores FP8 scales in the model's type.
-    state["weight_scale"] = scale.to(torch.bfloat16) if name == "float-quantized" else scale
+    state["weight_scale"] = scale.to(torch.bfloat16) if name != "nvfp4-pack-quantized" else scale
     if state["weight_global_scale"] is None:
         del state["weight_global_scale"]
     packed = BaseCompressor.get_value_from_registry(name).compress(state, scheme)
@@ -155,7 +169,9 @@ def _config(chosen: dict[str, str]) -> dict[str, object]:
     for index, kind in enumerate(sorted(set(chosen.values()))):
         targets = [f"re:^{module}$" for module, k in chosen.items() if k == kind]
         scheme = preset_name_to_scheme(PRESETS[kind], targets)
-        form = "float-quantized" if kind.startswith("fp8") else "nvfp4-pack-quantized"
+        form = {"fp8": "float-quantized", "int8": "int-quantized"}.get(
+            kind.removesuffix("-static"), "nvfp4-pack-quantized"
+        )
         groups[f"group_{index}"] = {**json.loads(scheme.model_dump_json()), "format": form}
     return {
         "quant_method": "compressed-tensors",

@@ -26,6 +26,7 @@ from tests.engines.quantizing import (
     INPUT_SCALE,
     quantize_release,
     reference_fp8,
+    reference_int8,
     reference_nvfp4,
     reference_weight,
     token_scales,
@@ -36,9 +37,16 @@ QUANTIZE_INPUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "nvfp4": lambda x: reference_nvfp4(x, float(np.float32(INPUT_DIVISOR))),
     "nvfp4a16": lambda x: x,
     "fp8": lambda x: reference_fp8(x, token_scales(x)),
+    "int8": reference_int8,
     "fp8-static": lambda x: reference_fp8(x, np.float64(np.float32(INPUT_SCALE))),
 }
-ARITHMETIC = {"nvfp4": "w4a4", "nvfp4a16": "w4a16", "fp8": "w8a8", "fp8-static": "w8a8"}
+ARITHMETIC = {
+    "nvfp4": "w4a4",
+    "nvfp4a16": "w4a16",
+    "fp8": "w8a8",
+    "int8": "w8a8-int8",
+    "fp8-static": "w8a8",
+}
 
 
 def mixed(module: str) -> str | None:
@@ -100,7 +108,7 @@ def test_the_whole_model_equals_a_float64_reference(
     assert float((ours - theirs).abs().max()) < 2e-5 * float(theirs.abs().max())
 
 
-@pytest.mark.parametrize("kind", ["nvfp4", "nvfp4a16", "fp8", "fp8-static"])
+@pytest.mark.parametrize("kind", ["nvfp4", "nvfp4a16", "fp8", "fp8-static", "int8"])
 def test_decoded_weights_round_to_those_of_compressed_tensors(
     checkpoints: dict[str, Path], kind: str
 ) -> None:
@@ -211,7 +219,7 @@ def put(name: str, value: torch.Tensor) -> Callable[[dict[str, torch.Tensor]], N
         (
             "fp8",
             put(f"{GATE}.weight_scale", torch.ones(2, 2)),
-            r"FP8 scales of shape \[2, 2\]",
+            r"scales of shape \[2, 2\]",
         ),
     ],
 )

@@ -20,6 +20,8 @@ from clefq.engines.simulation import (
     Fp8StaticInputs,
     Fp8TokenInputs,
     InputMemo,
+    Int4Weight,
+    Int8TokenInputs,
     KeepInputs,
     Nvfp4Inputs,
     Nvfp4Weight,
@@ -183,3 +185,23 @@ def test_layers_share_quantized_inputs_only_where_they_may() -> None:
     assert again[0] is not other[0]
     memo.clear()
     assert memo.quantize(equal, equal, Nvfp4Inputs(200.0))[0] is not again[0]
+
+
+def test_int4_weights_are_unpacked_in_the_scales_dtype() -> None:
+    """Eight codes a number, the first in the lowest bits, stored plus 8: against plain Python."""
+    generator = torch.Generator().manual_seed(3)
+    packed = torch.randint(-(2**31), 2**31, (3, 32), generator=generator).to(torch.int32)
+    scales = torch.rand(3, 2, generator=generator).to(torch.bfloat16)
+    values = Int4Weight(packed, scales, 256).values()
+    for row, column in ((0, 0), (1, 127), (1, 128), (2, 255)):
+        code = ((int(packed[row, column // 8]) >> (4 * (column % 8))) & 15) - 8
+        wanted = torch.tensor(code, dtype=torch.bfloat16) * scales[row, column // 128]
+        assert values[row, column] == wanted.float()
+
+
+def test_int8_inputs_have_a_scale_per_token() -> None:
+    inputs = torch.tensor([[127.0, -127.0, 0.5, 1.5], [0.0, 0.0, 0.0, 0.0]])
+    values, scales = Int8TokenInputs().quantize(inputs)
+    assert values.tolist() == [[127.0, -127.0, 0.0, 2.0], [0.0] * 4]  # ties to even
+    assert scales is not None
+    assert scales.reshape(-1).tolist() == [1.0, 0.0]

@@ -67,15 +67,21 @@ def image_set(base: Path, image_file: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def made(base: Path, source: Path, calibration_set: Path, image_set: Path) -> Make:
-    """Makes each scheme by each method once per session; nvfp4-mlp calibrates on images."""
+    """Makes each scheme by each method once per session; nvfp4-mlp calibrates on images.
+
+    `int4` is rounded to nearest, `int4-gptq` by GPTQ.
+    """
     results: dict[tuple[str, str], Result] = {}
-    sets = {"nvfp4-mlp": image_set}
+    sets = {"nvfp4-mlp": image_set, "int4": None}
 
     def make(scheme: str, method: str = "oneshot") -> Result:
         key = (scheme, method)
         if key not in results:
             spec = QuantizeSpec(
-                str(source), scheme, calibration=sets.get(scheme, calibration_set), method=method
+                str(source),
+                scheme.removesuffix("-gptq"),
+                calibration=sets.get(scheme, calibration_set),
+                method=method,
             )
             results[key] = quantize(spec, base / f"{scheme}-{method}", Console(quiet=True))
         return results[key]

@@ -8,13 +8,14 @@ from compressed_tensors.compressors.nvfp4.helpers import (
     pack_fp4_to_uint8,
     unpack_fp4_from_uint8,
 )
+from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from compressed_tensors.quantization.lifecycle.forward import quantize
 from compressed_tensors.quantization.utils import calculate_qparams
 from compressed_tensors.quantization.utils.fp4_utils import cast_to_fp4
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from clefq.clef.small_floats import pack_e2m1, unpack_e2m1
+from clefq.clef.small_floats import pack_e2m1, unpack_e2m1, unpack_int4
 from clefq.quantize import kernels
 from clefq.quantize.audit.rounding import weight_args
 from clefq.quantize.values import decode, nvfp4_floats
@@ -81,6 +82,30 @@ def test_fp8_is_the_library_s(weight: torch.Tensor) -> None:
     codes, scales = kernels.fp8_rows(weight, args)
     assert scales.equal(scale)
     assert codes.view(torch.uint8).equal(theirs.view(torch.uint8))
+
+
+@given(weights)
+def test_int8_is_the_library_s(weight: torch.Tensor) -> None:
+    args = weight_args("W8A8")
+    scale, _ = calculate_qparams(weight.amin(-1, keepdim=True), weight.amax(-1, keepdim=True), args)
+    codes, scales = kernels.int8_rows(weight, args)
+    assert scales.equal(scale)
+    assert codes.equal(quantize(weight, scale, None, args, dtype=torch.int8))
+
+
+@given(weights)
+def test_int4_is_the_library_s(weight: torch.Tensor) -> None:
+    wide = torch.cat([weight.repeat(1, 8), weight.flip(-1).repeat(1, 8)], dim=-1)
+    args = weight_args("W4A16")
+    groups = wide.unflatten(-1, (-1, 128))
+    scale, _ = calculate_qparams(groups.amin(-1), groups.amax(-1), args)
+    theirs = quantize(wide, scale, None, args, dtype=torch.int8)
+    packed, scales = kernels.int4_rows(wide, args)
+    assert scales.equal(scale)
+    assert packed.equal(pack_to_int32(theirs, 4))
+    assert unpack_int4(packed).equal(theirs)
+    values = theirs.float().unflatten(-1, (-1, 128)) * scale.float().unsqueeze(-1)
+    assert kernels.int4_values(packed, scales).equal(values.flatten(-2))
 
 
 @given(

@@ -15,6 +15,7 @@ from clefq.clef.checkpoint import checkpoint_sha256, open_checkpoint, scheme_of
 from clefq.clef.family import fused_groups
 from clefq.clef.weight_files import open_tensors
 from clefq.console import Console
+from clefq.quantize.audit import audit_checkpoint
 from clefq.quantize.audit.scales import read_global_scale
 from clefq.quantize.calibration import load_calibration
 from clefq.quantize.manifest import read_manifest
@@ -185,3 +186,20 @@ def test_calibrating_on_an_eval_set_is_said(
     (folder / "manifest.json").write_text(json.dumps(manifest | {"role": "eval"}), "utf-8")
     prepare(spec, Console())
     assert "words is an eval set: judge the result on another one." in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_int4_with_a_calibration_set_is_gptq(made: Make, source: Path) -> None:
+    ours, nearest = made("int4-gptq").folder, made("int4", "stream").folder
+    assert scheme_of(open_checkpoint(ours)) == "int4"
+    report = audit_checkpoint(ours, source)
+    assert report.passed
+    assert any("25 modules are not plain round-to-nearest" in note for note in report.notes)
+    # the same tensors of the same shapes, other codes
+    a, b = open_tensors(ours), open_tensors(nearest)
+    assert {n: (t.dtype, t.shape) for n, t in a.items()} == {
+        n: (t.dtype, t.shape) for n, t in b.items()
+    }
+    packed = [name for name in a if name.endswith(".weight_packed")]
+    assert packed
+    assert all(a[name].read() != b[name].read() for name in packed)

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from clefq.clef.family import FUSED, fused_groups, group_key
-from clefq.clef.formats import RECIPES
+from clefq.clef.formats import RECIPES, SCHEMES
 from clefq.errors import CheckpointError, RecipeError
 from clefq.quantize.plan import Plan, make_plan
 from clefq.quantize.quiet import quiet_libraries
@@ -21,6 +21,7 @@ from clefq.quantize.recipes import (
 from clefq.quantize.shared_scales import shared_scale_tables
 from clefq.store.data_files import data_folder
 from tests.quantize.conftest import Make
+from tests.quantize.models import Shape, build_release
 
 IGNORE = ["re:.*lm_head$", "re:.*visual.*", r"re:.*linear_attn\.in_proj_[ab]$"]
 
@@ -44,7 +45,30 @@ def refused(source: Path, path: Path) -> str:
 
 
 def test_the_registry_is_the_folder() -> None:
-    assert sorted(RECIPES.values()) == sorted(p.name for p in data_folder("recipes").iterdir())
+    named = {*RECIPES.values(), *(row.calibrated_recipe for row in SCHEMES.values())} - {None}
+    assert named == {path.name for path in data_folder("recipes").iterdir()}
+
+
+def test_int4_is_rounded_by_gptq_where_data_is_given(source: Path) -> None:
+    plain, calibrated = (bundled_recipe("int4", 4, calibrated=given) for given in (False, True))
+    assert plan(source, plain).data_free_reason is None
+    assert not plan(source, plain).needs_data
+    assert plan(source, calibrated).needs_data
+    assert plan(source, calibrated).data_free_reason == "GPTQModifier needs calibration data"
+
+
+def test_a_group_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    narrow = build_release(tmp_path / "narrow", Shape(hidden=192))
+    with pytest.raises(RecipeError, match="columns=192, group_size=128"):
+        plan(narrow, bundled_recipe("int4", 4))
+    path = write(
+        tmp_path / "mine.yaml",
+        targets=["Linear"],
+        scheme="W4A16",
+        ignore=IGNORE,
+        bypass_divisibility_checks=True,
+    )
+    assert "cuts the 192 inputs of" in refused(narrow, path)
 
 
 @pytest.mark.parametrize("scheme", RECIPES)
@@ -95,7 +119,7 @@ def test_the_layer_split_of_mixed() -> None:
     with pytest.raises(RecipeError, match="no meaning for nvfp4"):
         bundled_recipe("nvfp4", 4, fp8_layers=2)
     with pytest.raises(RecipeError, match="unknown scheme"):
-        bundled_recipe("int4", 4)
+        bundled_recipe("int3", 4)
 
 
 @pytest.mark.parametrize(
@@ -156,8 +180,9 @@ def test_recipes_that_are_none(source: Path, tmp_path: Path) -> None:
     assert "matches no module" in refused(source, path)
     path = write(tmp_path / "e.yaml", "SmoothQuantModifier", smoothing_strength=0.5)
     assert "changes tensors that must stay" in refused(source, path)
-    path = write(tmp_path / "f.yaml", targets=["Linear"], scheme="W4A16", ignore=IGNORE)
-    assert "pack-quantized, which clefq cannot audit" in refused(source, path)
+    for scheme in ("W4A16_ASYM", "W8A16"):
+        path = write(tmp_path / "f.yaml", targets=["Linear"], scheme=scheme, ignore=IGNORE)
+        assert "), which clefq cannot audit" in refused(source, path)
 
 
 def test_a_quantized_source_is_refused(made: Make) -> None:

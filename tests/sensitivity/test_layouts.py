@@ -36,7 +36,11 @@ def test_the_blocks_are_what_the_plain_recipe_quantizes(
     ]
 
 
-@pytest.mark.parametrize("scheme", sorted(RECIPES))
+# its groups of 128 do not fit this model's 64 columns
+FITTING = [name for name in RECIPE_FORMATS if name != "int4"]
+
+
+@pytest.mark.parametrize("scheme", sorted({*RECIPES} - {"int4"}))
 def test_every_bundled_recipe_is_a_layout(
     release: Path, blocks: tuple[Block, ...], scheme: str
 ) -> None:
@@ -53,7 +57,7 @@ def test_every_bundled_recipe_is_a_layout(
 def test_any_layout_survives_its_recipe(release: Path, blocks: tuple[Block, ...]) -> None:
     rng = random.Random(0)
     for _ in range(2):
-        layout = {block.name: rng.choice([BF16, *RECIPE_FORMATS]) for block in blocks}
+        layout = {block.name: rng.choice([BF16, *FITTING]) for block in blocks}
         recipe = write_recipe(release, blocks, layout, ["A test."])
         assert recipe.text.startswith("# A test.\n#\n# llm-compressor reads this file unchanged.")
         assert recipe_layout(release, blocks, recipe) == layout
@@ -82,7 +86,7 @@ quant_stage:
 
 def test_no_layout_reaches_what_must_stay_as_it_is(release: Path, checkpoint: Checkpoint) -> None:
     blocks = find_blocks(checkpoint)
-    for scheme in RECIPE_FORMATS:
+    for scheme in FITTING:
         plan = make_plan(release, write_recipe(release, blocks, uniform(blocks, scheme), []))
         modules = list(plan.modules)
         assert not any(name in module for module in modules for name in ("lm_head", "visual"))
@@ -93,7 +97,9 @@ def test_published_layouts_keep_to_the_schemes(release: Path, blocks: tuple[Bloc
     every = published_layouts(release, blocks, RECIPE_FORMATS)
     assert list(every) == [
         "fp8",
+        "int8",
         "nvfp4a16",
+        "int4",
         "nvfp4",
         "nvfp4-mlp",
         "mixed",
@@ -157,15 +163,15 @@ def test_a_quantized_model_is_refused(release: Path, tmp_path: Path) -> None:
 
 def test_options_are_read_strictly() -> None:
     assert parse_schemes("nvfp4, fp8") == ("fp8", "nvfp4")
-    assert parse_speeds("fp8=1.6,nvfp4=2.5") == {
+    assert parse_speeds("fp8=1.6,nvfp4=2.5") == DEFAULT_SPEEDS | {
         "bf16": 1.0,
         "fp8": 1.6,
         "nvfp4a16": 1.0,
         "nvfp4": 2.5,
     }
-    for wrong in ("", "int8", "fp8,mxfp4"):
+    for wrong in ("", "int3", "fp8,mxfp4"):
         with pytest.raises(InputError, match="--schemes"):
             parse_schemes(wrong)
-    for wrong in ("fp8", "fp8=0", "fp8=fast", "bf16=2", "int8=2", "fp8=nan"):
+    for wrong in ("fp8", "fp8=0", "fp8=fast", "bf16=2", "int3=2", "fp8=nan"):
         with pytest.raises(InputError, match="--speeds"):
             parse_speeds(wrong)

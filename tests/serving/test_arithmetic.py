@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clefq.errors import ClefqError
-from clefq.serving.arithmetic import summarize
+from clefq.serving.arithmetic import describe_layers, summarize
 
 
 @pytest.mark.parametrize(
@@ -15,6 +15,8 @@ from clefq.serving.arithmetic import summarize
         ([], "bf16", "real"),
         (["CompressedTensorsW8A8Fp8/CutlassFP8ScaledMMLinearKernel"], "w8a8", "real"),
         (["CompressedTensorsW8A8Fp8/MarlinFP8ScaledMMLinearKernel"], "w8a16", "real"),
+        (["CompressedTensorsW8A8Int8/CutlassInt8ScaledMMLinearKernel"], "w8a8-int8", "real"),
+        (["CompressedTensorsW4A16/MarlinLinearKernel"], "w4a16-int4", "real"),
         (["CompressedTensorsW8A16Fp8/NoneType"], "w8a16", "real"),
         (["CompressedTensorsW4A4Fp4/MarlinNvFp4LinearKernel"], "w4a16", "real"),
         (["CompressedTensorsW4A16Fp4/NoneType"], "w4a16", "real"),
@@ -44,8 +46,40 @@ def test_detail_counts_layers() -> None:
 
 @pytest.mark.parametrize(
     "kernel",
-    ["CompressedTensorsW8A8Int8/Cutlass", "CompressedTensorsW4A4Mxfp4/", "AWQLinearMethod/"],
+    [
+        "CompressedTensorsW8A16/MarlinLinearKernel",
+        "CompressedTensorsW4A8Fp8/CutlassW4A8LinearKernel",
+        "CompressedTensorsW4A4Mxfp4/",
+        "AWQLinearMethod/",
+    ],
 )
 def test_an_unknown_kernel_is_not_called_bf16(kernel: str) -> None:
     with pytest.raises(ClefqError, match="not known"):
         summarize(["UnquantizedLinearMethod/", kernel])
+
+
+class _Layer:
+    """A vLLM layer with packed weights, as far as its description looks at it."""
+
+    quant_method = object()
+    weight_packed = object()
+
+    def __init__(self, bits: int) -> None:
+        kernel = type("MarlinLinearKernel", (), {})()
+        self.scheme = type("CompressedTensorsWNA16", (), {"num_bits": bits, "kernel": kernel})()
+
+
+def test_packed_layers_are_described_with_their_width() -> None:
+    class Model:
+        def named_modules(self) -> list[tuple[str, object]]:
+            return [("layers.0.mlp.up_proj", _Layer(4)), ("layers.0.norm", object())]
+
+    found = describe_layers(Model())
+    assert found == ["CompressedTensorsW4A16/MarlinLinearKernel"]
+    assert summarize(found).arithmetic == "w4a16-int4"
+
+    class Eight(Model):
+        def named_modules(self) -> list[tuple[str, object]]:
+            return [("layers.0.mlp.up_proj", _Layer(8))]
+
+    assert describe_layers(Eight()) == ["CompressedTensorsW8A16/MarlinLinearKernel"]

@@ -19,6 +19,7 @@ import numpy as np
 
 from clefq.clef.config_match import NVFP4, Scheme
 from clefq.clef.family import fused_groups, group_key
+from clefq.clef.formats import largest_number
 from clefq.clef.small_floats import E2M1_MAX, E4M3_MAX
 from clefq.clef.tensor_files import TensorInfo
 from clefq.quantize.audit.report import AuditReport
@@ -139,7 +140,7 @@ def _scales(refs: Refs, module: str, scheme: Scheme) -> Floats | None:
         return None
     values = np.abs(read_floats(ref))
     if scheme.format != NVFP4:
-        found = values * np.float32(E4M3_MAX)
+        found = values * np.float32(largest_number(scheme.bits, scheme.type))
     else:
         divisor = _scalar(refs, f"{module}.weight_global_scale")
         if not divisor:
@@ -152,7 +153,8 @@ def _scales(refs: Refs, module: str, scheme: Scheme) -> Floats | None:
 def _reciprocal(scheme: Scheme, typical: float) -> str:
     """What the size would be if the stored number were its own reciprocal."""
     # what divides NVFP4's largest, or multiplies FP8's, came from the largest weight
-    turned = (NVFP4_MAX if scheme.format == NVFP4 else E4M3_MAX) ** 2 / typical
+    alone = largest_number(scheme.bits, scheme.type)
+    turned = (NVFP4_MAX if scheme.format == NVFP4 else alone) ** 2 / typical
     return f"; it looks like the reciprocal, which makes it {turned:.3g}" if turned < 64 else ""
 
 
