@@ -13,8 +13,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from clefq.clef.small_floats import E2M1_MAX, E4M3_MAX
-
 if TYPE_CHECKING:
     from clefq.clef.tensor_files import TensorInfo
 
@@ -404,8 +402,10 @@ def format_of_weights(numbers: Any) -> Format | None:
 
 def largest_number(bits: int, kind: str) -> float:
     """The magnitude that a scale turns into the largest of its numbers: 448, 6, 127.5 or 7.5."""
+    from clefq.clef.small_floats import E2M1_MAX, E4M3_MAX  # numpy, which `--help` does without
+
     if kind == "int":
-        return (2**bits - 1) / 2
+        return float(2**bits - 1) / 2
     return E4M3_MAX if bits == 8 else E2M1_MAX
 
 
