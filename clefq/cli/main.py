@@ -35,6 +35,7 @@ COMMANDS: dict[str, str] = {
     "build": "build",
     "quantize": "quantize",
     "predict": "predict",
+    "merge": "merge",
     "import": "import_",
     "export": "export",
     "parity": "parity",
@@ -59,7 +60,7 @@ PANELS: dict[str, tuple[str, ...]] = {
     "Start here": ("demo", "init", "doctor"),
     "The loop": ("build", "quantize", "predict", "parity", "gate"),
     "Checkpoints": ("audit", "repair", "diff", "sensitivity"),
-    "Evidence": ("ci", "plan", "threshold", "import", "export", "card", "bundle"),
+    "Evidence": ("ci", "plan", "threshold", "merge", "import", "export", "card", "bundle"),
     "Serving": ("serve", "bench"),
 }
 

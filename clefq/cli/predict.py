@@ -100,6 +100,10 @@ def command(
         int | None,
         typer.Option("--concurrency", metavar="N", help="Requests in flight (with --engine http)."),
     ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option("--shard", metavar="I/N", help="One of N parts, for `clefq merge` (vllm)."),
+    ] = None,
     again: Annotated[
         bool,
         typer.Option("--again", help="Ask every question, whatever is known already."),
@@ -134,7 +138,7 @@ def command(
         tensor_parallel=tp,
         four_bit=four_bit,
     )
-    choice = _Choice(model, variant, eval_set, parse_engine(engine), url, out, again)
+    choice = _Choice(model, variant, eval_set, parse_engine(engine), url, out, again, shard)
     folder = find_run(run)
     job = _job(choice, spec, folder)
     summary = predict_set(job, console)
@@ -153,10 +157,12 @@ class _Choice:
     url: str | None
     out: Path | None
     again: bool
+    shard: str | None
 
 
 def _job(choice: _Choice, spec: EngineSpec, run: RunFolder | None) -> PredictJob:
     from clefq.engines.predict import PredictJob
+    from clefq.engines.shards import parse_shard
     from clefq.errors import InputError
     from clefq.names.models import find_model, served_model
     from clefq.names.run import find_set
@@ -164,6 +170,9 @@ def _job(choice: _Choice, spec: EngineSpec, run: RunFolder | None) -> PredictJob
 
     if (choice.engine == "http") != (choice.url is not None):
         raise InputError("--engine http and --url belong together.", fix="give both, or neither.")
+    shard = None if choice.shard is None else parse_shard(choice.shard)
+    if shard is not None and choice.engine != "vllm":
+        raise InputError("--shard goes with the vllm engine.", fix="add --engine vllm.")
     http = choice.engine == "http"
     model = served_model(choice.model) if http else find_model(choice.model, run)
     if choice.variant is not None:
@@ -179,8 +188,13 @@ def _job(choice: _Choice, spec: EngineSpec, run: RunFolder | None) -> PredictJob
             raise InputError(
                 "there is no run folder here to write to.", fix="give --out FILE, or --run DIR."
             )
-        out = run.predictions(open_set(set_path).name, model.variant)
-    return PredictJob(model, set_path, out, choice.engine, spec, choice.url, choice.again)
+        set_name = open_set(set_path).name
+        out = run.predictions(set_name, model.variant)
+        if shard is not None:
+            out = run.root / "shards" / set_name / model.variant / f"{shard.name}.parquet"
+    return PredictJob(
+        model, set_path, out, choice.engine, spec, choice.url, choice.again, choice.shard
+    )
 
 
 def _check_answers(summary: PredictSummary) -> None:
@@ -244,6 +258,8 @@ def _lines(
 def _next(job: PredictJob, run: RunFolder | None, arithmetic: str) -> str:
     from clefq.names.run import BASELINE
 
+    if job.shard is not None:
+        return f"clefq merge {job.out.parent}/*.parquet, when every shard is there"
     if run is not None and job.out.resolve().parent.parent != (run.root / "predictions").resolve():
         run = None  # not where the run folder's parity looks
     if run is not None and job.model.variant != BASELINE:

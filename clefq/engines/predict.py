@@ -21,7 +21,8 @@ from clefq.engines.base import Engine, EngineInfo, EngineName, EngineSpec, Recor
 from clefq.engines.journal import Journal, check_free
 from clefq.engines.known import Known, how_of, is_finished, known_answers
 from clefq.engines.select import open_engine, runs_here
-from clefq.errors import ClefqError
+from clefq.engines.shards import Shard, parse_shard
+from clefq.errors import ClefqError, InputError
 from clefq.names.models import ModelRef
 from clefq.store.atomic import check_writable, compact_json, sha256_bytes
 from clefq.store.predictions import (
@@ -51,6 +52,7 @@ class PredictJob:
         spec: How to run it.
         url: Base URL of a SystemOne server (http only).
         again: Ask every question, whatever is finished or known from another set.
+        shard: Part of the set to run, `I/N`, or None for all (vllm only).
     """
 
     model: ModelRef
@@ -60,6 +62,7 @@ class PredictJob:
     spec: EngineSpec = field(default_factory=EngineSpec)
     url: str | None = None
     again: bool = False
+    shard: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +138,11 @@ def predict_set(job: PredictJob, console: Console) -> PredictSummary:
     if done is not None:
         console.note(f"{job.out} is finished: same set, model, engine and options; nothing to do")
         return done
-    records = list(folder.records())
+    records: Sequence[Record] = list(folder.records())
     engine = _open(job, console)
     try:
+        if job.shard is not None:
+            records = _part(records, engine, folder.path, parse_shard(job.shard))
         if job.engine == "http":  # what the server says of its model
             facts = ModelFacts(engine.info.model_sha256, engine.info.scheme or "unknown")
         meta = provenance(job.model, folder, engine.info, job.spec, facts)
@@ -168,6 +173,22 @@ def _finished(
     if all(row["error"] is not None for row in rows):
         return None  # its cause may be mended
     return replace(_summary(job, found.meta, rows, _Effort()), finished=True)
+
+
+def _part(
+    records: Sequence[Record], engine: Engine, media_root: Path, shard: Shard
+) -> Sequence[Record]:
+    """A shard's records, in the order of the set."""
+    windows = engine.windows(records, media_root) if hasattr(engine, "windows") else None
+    if windows is None:
+        raise InputError("--shard goes with the vllm engine.", fix="add --engine vllm.")
+    mine = {record.id for window in shard.choose(windows) for record in window}
+    if not mine:
+        raise InputError(
+            f"shard {shard.index}/{shard.of} is empty: the set has {len(windows)} windows.",
+            fix=f"use at most {len(windows)} shards.",
+        )
+    return [record for record in records if record.id in mine]
 
 
 def _open(job: PredictJob, console: Console) -> Engine:
@@ -323,8 +344,9 @@ def provenance(
 def _how(job: PredictJob) -> dict[str, Any]:
     """What decides the results beside the metadata; `model_sha256` covers all but the images."""
     if job.engine == "http":
-        return {"spec": asdict(job.spec), "images": {}, "url": job.url}
-    return how_of(job.model.folder, job.spec)
+        return {"spec": asdict(job.spec), "images": {}, "url": job.url, "shard": None}
+    shard = None if job.shard is None else asdict(parse_shard(job.shard))
+    return {**how_of(job.model.folder, job.spec), "shard": shard}
 
 
 def _key(job: PredictJob, meta: PredictionsMeta, how: Mapping[str, Any]) -> str:

@@ -26,7 +26,7 @@ from clefq.child import Child, ChildDied
 from clefq.clef.records import record_to_json
 from clefq.engines.base import EngineInfo, EngineSpec, RecordResult
 from clefq.engines.journal import result_from_json
-from clefq.engines.vllm_engine import MAX_IMAGES, encode_jobs, serve_settings
+from clefq.engines.vllm_engine import MAX_IMAGES, encode_jobs, serve_settings, windows_of
 from clefq.errors import ClefqError
 from clefq.serving.fleet.devices import engine_environments, visible_gpus
 from clefq.serving.prompts import PromptMaker
@@ -106,6 +106,12 @@ class VllmCopies:
             else:
                 left -= 1
                 yield results
+
+    def windows(
+        self, records: Sequence[Record], media_root: Path | None = None
+    ) -> list[list[Record]]:
+        """See `VllmEngine.windows`."""
+        return windows_of(self._maker.prompt, records, media_root, self._spec, self._window)
 
     def close(self) -> None:
         """Ends the engines; harmless when called twice."""

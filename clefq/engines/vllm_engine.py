@@ -92,6 +92,12 @@ class VllmEngine:
         for start in range(0, len(jobs), self.window):
             yield self._run(jobs[start : start + self.window], media_root)
 
+    def windows(
+        self, records: Sequence[Record], media_root: Path | None = None
+    ) -> list[list[Record]]:
+        """The records as `predict` would group them, which a shard takes whole groups of."""
+        return windows_of(self._clef.prompt, records, media_root, self._spec, self.window)
+
     @property
     def clef(self) -> Clef:
         """The running model."""
@@ -174,6 +180,25 @@ def encode_jobs(
         jobs.append(Job(record, replace(made, images=())))
     jobs.sort(key=lambda job: -len(job.prompt.encoded.token_ids))
     return jobs, failed
+
+
+def windows_of(
+    prompt: Callable[[Record, Sequence[Any], EncodeSpec], Prompt],
+    records: Sequence[Record],
+    media_root: Path | None,
+    spec: EngineSpec,
+    size: int,
+) -> list[list[Record]]:
+    """Records in windows of a size; those that cannot be run make windows of their own."""
+    jobs, failed = encode_jobs(prompt, records, media_root, spec)
+    found = [job.record for job in jobs]
+    lost = {result.record_id for result in failed}
+    apart = [record for record in records if record.id in lost]
+    return [
+        group[start : start + size]
+        for group in (found, apart)
+        for start in range(0, len(group), size)
+    ]
 
 
 def _check_device(name: str, on_cpu: bool) -> None:
