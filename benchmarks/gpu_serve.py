@@ -11,6 +11,12 @@ the middle of a second load: every request must be answered or refused with a st
 
 `offline-` layouts are what `clefq predict --engine vllm --dp N --tp N` runs, without a server:
 records per second of `--offline-count` records of the same lengths, start-up apart.
+
+`--alone N` asks N records one after the other, in the layouts of one engine: through HTTP on one
+connection, and in the offline layout without HTTP. The last lines hold the served rate against the
+offline one, and a record alone through HTTP against one without:
+
+    python benchmarks/gpu_serve.py MODEL --layouts offline-dp1 dp1 --lengths 1000 --alone 100
 """
 
 from __future__ import annotations
@@ -19,6 +25,7 @@ import argparse
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -31,6 +38,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 CLEFQ = [sys.executable, "-m", "clefq.cli.main"]
 FIXED = 16
+WARM = 5
 
 
 def main() -> None:
@@ -46,6 +54,7 @@ def main() -> None:
     parser.add_argument("--kill", action="store_true")
     parser.add_argument("--ready", type=float, default=300, help="seconds to be ready within")
     parser.add_argument("--offline-count", type=int, default=1024)
+    parser.add_argument("--alone", type=int, default=0, help="records asked one by one")
     parser.add_argument("--offline-child", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
     split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
@@ -62,6 +71,8 @@ def main() -> None:
             options.json.write_text(json.dumps(rows))
         served = [one for one in rows if "load" in one]
         print(line(row, served[0] if served else row), flush=True)
+    for text in held_against_offline(rows):
+        print(text, flush=True)
 
 
 def measure(options: argparse.Namespace, layout: str) -> dict:
@@ -86,6 +97,8 @@ def measure(options: argparse.Namespace, layout: str) -> dict:
             row |= {"started": time.perf_counter() - started, "facts": facts}
             row["load"] = bench(options)
             row["fixed"] = fixed(options)
+            if options.alone:
+                row["alone"] = alone_through_http(options)
             if options.kill and layout.startswith("dp") and layout != "dp1":
                 row["kill"] = bench(options, kill=core_of(facts))
                 row["metrics"] = engine_metrics(options.port)
@@ -115,7 +128,7 @@ def offline(options: argparse.Namespace, layout: str) -> dict:
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "offline.json"
         command = [sys.executable, __file__, options.model, "--lengths", options.lengths]
-        command += ["--offline-count", str(options.offline_count)]
+        command += ["--offline-count", str(options.offline_count), "--alone", str(options.alone)]
         command += ["--offline-child", layout.removeprefix("offline-"), str(out)]
         environment = {**os.environ, "PYTHONPATH": path()}
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -143,7 +156,11 @@ def offline_child(options: argparse.Namespace, layout: str, out: str) -> None:
     results = [result for group in engine.predict(records) for result in group]
     seconds = time.perf_counter() - started
     failed = [result.record_id for result in results if result.errors]
-    row = {"started": loaded, "records": len(results), "failed": len(failed), "seconds": seconds}
+    row: dict[str, Any] = {
+        "started": loaded, "records": len(results), "failed": len(failed), "seconds": seconds,
+    }  # fmt: skip
+    if options.alone:
+        row["alone"] = alone_without_http(engine, records[: options.alone])
     Path(out).write_text(json.dumps(row))
     engine.close()
 
@@ -229,6 +246,61 @@ def fixed(options: argparse.Namespace) -> list[dict]:
             reply = client.post(f"{url}/v1/systemone", json=body)
             reply.raise_for_status()
             found.append(reply.json()["answers"])
+    return found
+
+
+def alone_through_http(options: argparse.Namespace) -> list[float]:
+    """Seconds of records asked one after the other on one connection; the first few warm it."""
+    import httpx
+
+    from clefq.bench import workload
+    from clefq.clef.records import record_to_json
+    from clefq.clef.tokenizer import PromptTokenizer
+
+    folder = model_folder(options.model)
+    kinds = options.lengths.split(",")
+    records = workload.records(PromptTokenizer.from_folder(folder), kinds, options.alone)
+    took = []
+    with httpx.Client(timeout=120, base_url=f"http://127.0.0.1:{options.port}") as client:
+        for record in [*records[:WARM], *records]:
+            value = record_to_json(record)
+            body = json.dumps({"state": value["state"], "questions": value["questions"]}).encode()
+            started = time.perf_counter()
+            headers = {"content-type": "application/json"}
+            reply = client.post("/v1/systemone", content=body, headers=headers)
+            took.append(time.perf_counter() - started)
+            reply.raise_for_status()
+    return took[WARM:]
+
+
+def alone_without_http(engine: Any, records: list[Any]) -> list[float]:
+    """Seconds of the same records through the offline engine, one at a time."""
+    took = []
+    for record in [*records[:WARM], *records]:
+        started = time.perf_counter()
+        for _ in engine.predict([record]):
+            pass
+        took.append(time.perf_counter() - started)
+    return took[WARM:]
+
+
+def held_against_offline(rows: list[dict]) -> list[str]:
+    """The two numbers that HTTP is allowed to cost, per layout that has both sides."""
+    found = []
+    by_layout = {row["layout"]: row for row in rows if "error" not in row}
+    for layout, row in by_layout.items():
+        offline = by_layout.get(f"offline-{layout}")
+        if offline is None or "load" not in row:
+            continue
+        rate = offline["records"] / offline["seconds"]
+        served = row["load"]["rows"][0]["requests_per_second"]
+        found.append(f"{layout}: served {served:.1f}/s, offline {rate:.1f}/s: {served / rate:.1%}")
+        if row.get("alone") and offline.get("alone"):
+            here, there = (1e3 * statistics.median(one["alone"]) for one in (row, offline))
+            found.append(
+                f"{layout}: a record alone {here:.1f} ms through HTTP, {there:.1f} ms without: "
+                f"{here - there:+.1f} ms"
+            )
     return found
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from clefq.errors import InputError
+from clefq.nano.build import WEIGHTS
+from clefq.serving.image_tokens import ImageTokens
 from clefq.serving.media import contract_placeholders, load_image
 
 Image = pytest.importorskip("PIL.Image")
@@ -66,3 +68,19 @@ def test_placeholders_shrink_to_one_pad_per_image() -> None:
     # 1 opens, 2 closes, 7 and 8 are pads; the 7s outside of the span stay
     ids = [7, 7, 1, 7, 7, 7, 2, 1, 7, 2, 1, 8, 8, 2, 9, 7, 7]
     assert contract_placeholders(ids, (2, 15), (7, 8)) == [7, 7, 1, 7, 2, 1, 7, 2, 1, 8, 2, 9, 7, 7]
+
+
+@pytest.mark.parametrize(
+    "size", [(64, 64), (40, 300), (300, 40), (1000, 700), (33, 65), (1, 150), (2500, 1700)]
+)
+def test_an_image_is_resized_as_the_processor_would(size: tuple[int, int]) -> None:
+    """Resized before it travels, it gives the very pixels that the processor makes of it."""
+    tokens = ImageTokens(WEIGHTS)
+    image = Image.effect_noise(size, 80).convert("RGB").rotate(7)
+    fitted = tokens.fit(image)
+    assert fitted.size == tokens.fitted_size(size) == tokens.fitted_size(fitted.size)
+    assert tokens.tokens(size) == tokens.tokens(fitted.size)
+    assert tokens.tokens(size) == tokens.tokens((size[1], size[0]))
+    expected, made = (tokens._processor([one], return_tensors="np") for one in (image, fitted))
+    assert (expected["image_grid_thw"] == made["image_grid_thw"]).all()
+    assert (expected["pixel_values"] == made["pixel_values"]).all()

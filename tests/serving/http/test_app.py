@@ -310,6 +310,13 @@ def test_a_server_that_is_not_ready_refuses(asker: Asker, state: Any) -> None:
     assert asker.get("/health").json() == {"status": "ready"}
 
 
+def test_a_draining_server_closes_its_connections(asker: Asker) -> None:
+    assert "connection" not in asker.get("/livez").headers
+    asker.backend.state = "draining"
+    for response in (asker(), asker.get("/livez"), asker.get("/readyz")):
+        assert response.headers["connection"] == "close"
+
+
 def test_engines_that_are_down(asker: Asker) -> None:
     asker.backend.failure = EngineDown("both engines died")
     response = asker()

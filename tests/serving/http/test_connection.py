@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -126,6 +129,32 @@ def test_an_upgrade_is_ignored_and_the_body_is_read(port: int, upgrade: str) -> 
             while not answer.endswith(b"}}"):
                 answer += connection.recv(65536)
             assert answer.startswith(b"HTTP/1.1 200"), answer
+
+
+JAVA = """
+import java.net.URI;
+import java.net.http.*;
+public class Ask {
+  public static void main(String[] given) throws Exception {
+    HttpClient client = HttpClient.newHttpClient();
+    for (int i = 0; i < 3; i++) {
+      HttpRequest request = HttpRequest.newBuilder(URI.create(given[0]))
+          .header("content-type", "application/json")
+          .POST(HttpRequest.BodyPublishers.ofString(given[1])).build();
+      System.out.println(client.send(request, HttpResponse.BodyHandlers.ofString()).statusCode());
+    }
+  }
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("javac") is None, reason="no JDK here")
+def test_javas_own_client_asks_for_h2c_and_is_answered(port: int, tmp_path: Path) -> None:
+    (tmp_path / "Ask.java").write_text(JAVA)
+    url = f"http://127.0.0.1:{port}{ASK}"
+    command = ["java", "-Xshare:auto", str(tmp_path / "Ask.java"), url, BYTES.decode()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.split() == ["200"] * 3, done.stderr
 
 
 def test_a_head_that_does_not_end_is_ended(port: int) -> None:

@@ -231,3 +231,8 @@ def test_the_typesafe_dialect_holds_texts_to_the_hosted_types() -> None:
         ("questions", "c", "criteria", 1),
     ]
     assert parse(body(questions=questions)).record.questions[2].criteria == ["low", None]
+
+
+def test_a_huge_integer_is_refused_in_our_words() -> None:
+    error = refusal(b'{"state": ' + b"9" * 5000 + b"}")
+    assert error.faults[0].message == "not valid JSON: an integer has too many digits"
