@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import transformers
 
 from clefq.clef.records import Record
 from clefq.console import Console
-from clefq.engines.base import EngineSpec, RecordResult
+from clefq.engines import predict as predicting
+from clefq.engines.base import EngineInfo, EngineSpec, RecordResult, result_from_logits
 from clefq.engines.predict import PredictJob, predict_set
-from clefq.engines.transformers_engine import TransformersEngine
 from clefq.errors import InputError
 from clefq.names.models import ModelRef
 from clefq.names.run import RunFolder
@@ -33,19 +34,33 @@ def run(tmp_path: Path, records: list[Record]) -> RunFolder:
     return folder
 
 
-@pytest.fixture
+class Fake:
+    """An engine that answers the same question differently each time, and keeps who asked."""
+
+    info = EngineInfo("transformers", transformers.__version__, "real", "bf16", "bfloat16", "cpu")
+
+    def __init__(self, asked: list[str]) -> None:
+        self._asked = asked
+        self._chance = np.random.default_rng(5)
+
+    def predict(
+        self, records: Sequence[Record], media_root: Path | None = None
+    ) -> Iterator[Sequence[RecordResult]]:
+        for record in records:
+            self._asked.append(record.id)
+            logits = {q.id: self._chance.normal(size=len(q.option_ids)) for q in record.questions}
+            yield [result_from_logits(record, logits, len(self._asked))]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Ids of the records that the engine was asked, in order."""
     ids: list[str] = []
-    real = TransformersEngine.predict
-
-    def predict(
-        self: TransformersEngine, records: Sequence[Record], media_root: Path | None = None
-    ) -> Iterator[Sequence[RecordResult]]:
-        ids.extend(record.id for record in records)
-        return real(self, records, media_root)
-
-    monkeypatch.setattr(TransformersEngine, "predict", predict)
+    engine = Fake(ids)
+    monkeypatch.setattr(predicting, "open_engine", lambda *_: engine)
     return ids
 
 
