@@ -57,7 +57,7 @@ def build() -> Any:
         request=server.answer_seconds, stall=float(os.environ.get("CLEFQ_ENGINE_TIMEOUT", "60"))
     )
     plan = plan_fleet(Engines(folder, name, settings=settings, timeouts=timeouts), os.environ)
-    log_to("json")
+    log_to("json", guest=True)
     # a replica whose engine does not come back ends, and Ray starts another one
     fleet = plan.fleet(logging.getLogger("ray.serve").info, on_give_up=lambda _: os._exit(1))
     prompts = PromptMaker(

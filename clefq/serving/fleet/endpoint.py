@@ -64,7 +64,7 @@ class SystemOneEndpoint:
         )
         backend = ClientBackend(engine_client, folder, args)
         prompts = PromptMaker(folder, backend.info.max_images)
-        log_to("json")
+        log_to("json", guest=True)
         # on vLLM's own /metrics
         service = Service(backend, prompts, ServerSettings(), REGISTRY)
         await service.warm()

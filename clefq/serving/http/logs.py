@@ -61,7 +61,13 @@ def _shown(value: Any) -> str:
     return str(value)
 
 
-def log_to(form: LogFormat, stdout: TextIO | None = None, stderr: TextIO | None = None) -> None:
+def log_to(
+    form: LogFormat,
+    stdout: TextIO | None = None,
+    stderr: TextIO | None = None,
+    *,
+    guest: bool = False,
+) -> None:
     """Sends the logs to their streams.
 
     Args:
@@ -69,6 +75,7 @@ def log_to(form: LogFormat, stdout: TextIO | None = None, stderr: TextIO | None 
             on it; `text` writes both to stderr.
         stdout: In place of the process's.
         stderr: In place of the process's.
+        guest: The process is somebody else's server: the logs of its libraries are left alone.
 
     Raises:
         InputError: Neither of the two.
@@ -79,12 +86,10 @@ def log_to(form: LogFormat, stdout: TextIO | None = None, stderr: TextIO | None 
     handler = logging.StreamHandler(stream)
     handler.setFormatter(_Json() if form == "json" else _Text())
     quiet = Sparing()
-    for name, level in (
-        (ACCESS_LOGGER, logging.INFO),
-        (EVENT_LOGGER, logging.INFO),
-        ("uvicorn.error", logging.ERROR),
-        ("asyncio", logging.ERROR),
-    ):
+    levels = {ACCESS_LOGGER: logging.INFO, EVENT_LOGGER: logging.INFO}
+    if not guest:
+        levels |= dict.fromkeys(("uvicorn.error", "asyncio"), logging.ERROR)
+    for name, level in levels.items():
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.filters = [] if name == ACCESS_LOGGER else [quiet]

@@ -83,6 +83,17 @@ def test_the_log_is_json_without_bodies_and_probes(
     assert all("time" in one for one in (first, second, third, fourth, fifth))
 
 
+def test_the_logs_of_a_host_are_left_alone(streams: tuple[io.StringIO, io.StringIO]) -> None:
+    hosts = logging.getLogger("uvicorn.error")
+    before = (hosts.handlers, hosts.level)
+    log_to("json", *streams, guest=True)
+    assert (hosts.handlers, hosts.level) == before
+    event("ours")
+    assert json.loads(streams[0].getvalue())["event"] == "ours"
+    log_to("json", *streams)
+    assert hosts.handlers != before[0]
+
+
 def test_the_log_as_text_is_for_people(
     prompts: PromptMaker, streams: tuple[io.StringIO, io.StringIO]
 ) -> None:
