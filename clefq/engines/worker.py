@@ -37,6 +37,8 @@ def job_from_json(value: dict[str, Any]) -> PredictJob:
         engine=value["engine"],
         spec=EngineSpec(**value["spec"]),
         url=value["url"],
+        again=value["again"],
+        shard=value["shard"],
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,11 @@ def make_job(tmp_path: Path, model: Path, set_path: Path) -> PredictJob:
 
 def test_a_job_survives_the_way_to_another_interpreter(tmp_path: Path) -> None:
     job = make_job(tmp_path, tmp_path / "model", tmp_path / "set")
+    job = replace(job, url="http://x", again=True, shard="1/3")
+    plain = PredictJob(job.model, job.set_path, job.out, job.engine)
+    for field in fields(PredictJob):  # a field left at its default would not show that it is lost
+        if field.name not in ("model", "set_path", "out", "engine"):
+            assert getattr(job, field.name) != getattr(plain, field.name)
     assert job_from_json(job_to_json(job)) == job
 
 
