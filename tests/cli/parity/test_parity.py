@@ -335,7 +335,7 @@ def test_bounds_near_a_limit_are_judged_again_as_they_were(
     add(run_folder, world, "nvfp4", Dial(noise=0.3))
     gates = run_folder / "g.yaml"
     form = "schema: clefq.gates/1\nname: g\ndescription: d\ngates:\n"
-    row = "  - {{name: {0}, metric: tv, direction: at_most, bound: {1}, min_n: 50}}\n"
+    row = "  - {{name: {0}, metric: brier_delta, direction: at_most, margin: {1}, min_n: 50}}\n"
     command = ("parity", "--baseline", "bf16", "--candidate", "nvfp4", "--gates", gates)
     gates.write_text(form + row.format("wide", 0.5), "utf-8")
     assert clefq(*command) == 0

@@ -56,7 +56,9 @@ def test_from_a_report(
     by_name = {row["gate"]: row for row in document["rows"]}
     accuracy = by_name["accuracy"]
     assert accuracy["decided"] is False and accuracy["needed"] > accuracy["have"] > 0
-    assert by_name["total-variation"]["decided"] is True
+    variation = by_name["total-variation"]
+    # a bounded mean allows for a record that the set lacks: so few records leave it open
+    assert variation["decided"] is False and variation["needed"] > variation["have"]
     assert document["assumptions"]["deff"] >= 1
     # other gates, the same figures
     assert clefq("plan", "report", "--gates", "smoke", "--json") == 0
