@@ -8,7 +8,7 @@ per GPU, and share the processor's cores. Peak memory is the process's highest r
 (children apart), peak GPU memory what the driver saw in use, sampled five times a second. The
 audit against the source is part of `clefq quantize`; here it runs once more, timed alone.
 `--oneshot` also makes the data-free schemes by oneshot and compares the quantized tensors bit by
-bit with those that were streamed.
+bit with those that were streamed. `int4-gptq` is `int4` with the calibration set.
 
 Needs clefq importable and llm-compressor, no more.
 """
@@ -30,7 +30,8 @@ from queue import Queue
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
-CALIBRATED = ("nvfp4", "nvfp4-mlp", "mixed")
+CALIBRATED = ("nvfp4", "nvfp4-mlp", "mixed", "int4-gptq")
+DEFAULT = ["nvfp4", "mixed", "nvfp4a16", "fp8", "int8", "int4"]
 
 
 def main() -> None:
@@ -38,7 +39,9 @@ def main() -> None:
     parser.add_argument("source", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--calibration", type=Path)
-    parser.add_argument("--schemes", nargs="+", default=["nvfp4", "mixed", "nvfp4a16", "fp8"])
+    parser.add_argument(
+        "--schemes", nargs="+", default=["nvfp4", "mixed", "nvfp4a16", "fp8", "int8", "int4"]
+    )
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--first-gpu", type=int, default=0)
     parser.add_argument("--oneshot", action="store_true")
@@ -130,7 +133,8 @@ def work(options: argparse.Namespace, scheme: str, method: str) -> None:
 
     calibration = options.calibration if scheme in CALIBRATED else None
     out = options.out / (scheme if method == "auto" else f"{scheme}-{method}")
-    spec = QuantizeSpec(str(options.source), scheme, calibration=calibration, method=method)
+    name = scheme.removesuffix("-gptq")  # INT4 is rounded by GPTQ where a set is given
+    spec = QuantizeSpec(str(options.source), name, calibration=calibration, method=method)
     started = time.perf_counter()
     result = quantize(spec, out, Console(quiet=True))
     seconds = time.perf_counter() - started

@@ -234,6 +234,12 @@ def _read_weights(folder: Path) -> FolderTensors:
 def _check_modules(checkpoint: Checkpoint) -> None:
     """Every module is there under its name: loaders fill what is missing with random numbers."""
     folder = checkpoint.folder
+    adapters = [n for n in checkpoint.tensors if ".lora_" in n or ".base_layer." in n]
+    if adapters:
+        raise CheckpointError(
+            f"{folder} holds an adapter that was never merged ({adapters[0]}).",
+            fix="merge it first (peft: model.merge_and_unload()), then save the whole model.",
+        )
     try:
         missing = missing_modules(checkpoint.text_config, checkpoint.tensors)
     except ValueError as error:

@@ -16,6 +16,7 @@ import numpy as np
 
 from clefq.clef.config_match import FP8, NVFP4, Scheme, quantization_of, schemes_of
 from clefq.clef.family import TEXT
+from clefq.clef.formats import STORAGES
 from clefq.clef.tensor_files import TensorInfo, read_header
 from clefq.clef.weight_files import HEAD_FILES, open_tensors
 from clefq.quantize.values import Floats, decode, nvfp4_floats, read_floats
@@ -68,6 +69,9 @@ class Weight:
         known = {"weight_packed", "weight_scale", "weight_global_scale"}
         if self.scheme.format == NVFP4:
             return known <= self.parts.keys()
+        if self.scheme.type == "int":
+            row = self.scheme.weights_format
+            return row is not None and {*row.suffixes} <= self.parts.keys()
         shares = self.scheme.strategy in ("channel", "tensor") or self.block is not None
         sound = {"weight", "weight_scale"} <= self.parts.keys()
         return self.scheme.format in FP8 and shares and sound
@@ -83,6 +87,8 @@ class Weight:
         for row in range(0, rows, step):
             count = min(step, rows - row)
             make = self._nvfp4_rows if self.scheme.format == NVFP4 else self._fp8_rows
+            if self.scheme.type == "int":
+                make = self._integer_rows
             yield make(row, count, scales).reshape(-1)
 
     def _plain_blocks(self) -> Iterator[Floats]:
@@ -96,6 +102,17 @@ class Weight:
         codes = _rows(self.parts["weight_packed"], row, count)
         divisor = float(read_floats(self.parts["weight_global_scale"]).reshape(-1)[0])
         return nvfp4_floats(codes, scales[row : row + count], divisor)
+
+    def _integer_rows(self, row: int, count: int, scales: Floats) -> Floats:
+        if "weight_packed" in self.parts:
+            pairs = _rows(self.parts["weight_packed"], row, count)
+            codes = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(count, -1).astype(np.int8)
+            codes -= 8
+        else:
+            codes = _rows(self.parts["weight"], row, count).view(np.int8)
+        groups = scales[row : row + count].reshape(count, -1, 1)
+        values = codes.astype(np.float32).reshape(count, groups.shape[1], -1)
+        return np.asarray((values * groups).reshape(count, -1))
 
     def _fp8_rows(self, row: int, count: int, scales: Floats) -> Floats:
         codes = _rows(self.parts["weight"], row, count)
@@ -180,7 +197,7 @@ def _schemes(block: Any, refs: Mapping[str, TensorInfo], notes: list[str]) -> di
 
 _PARTS = (
     "weight", "weight_packed", "weight_scale", "weight_global_scale", "weight_zero_point",
-    "input_global_scale", "input_scale",
+    "input_global_scale", "input_scale", "weight_shape",
 )  # fmt: skip
 
 
@@ -188,8 +205,8 @@ def _quantized(module: str, scheme: Scheme, refs: Mapping[str, TensorInfo], bloc
     parts = {s: refs[f"{module}.{s}"] for s in _PARTS if f"{module}.{s}" in refs}
     codes = parts.get("weight_packed") or parts.get("weight")
     shape: tuple[int, ...] = () if codes is None else codes.shape
-    if "weight_packed" in parts and scheme.format == NVFP4 and len(shape) == 2:
-        shape = (shape[0], 2 * shape[1])
+    if "weight_packed" in parts and scheme.format in STORAGES and len(shape) == 2:
+        shape = (shape[0], STORAGES[scheme.format].codes[2] * shape[1])
     return Weight(f"{module}.weight", parts, shape, scheme, _block_of(module, scheme, block))
 
 

@@ -116,6 +116,14 @@ def doubled_prefix(folder: Path) -> None:
     write_index(folder, shards)
 
 
+def unmerged(folder: Path) -> None:
+    shards = {
+        file: {name.replace("up_proj.", "up_proj.base_layer."): info for name, info in each.items()}
+        for file, each in SHARDS.items()
+    }
+    write_index(folder, shards)
+
+
 def no_lm_head(folder: Path) -> None:
     shards = {file: dict(tensors) for file, tensors in SHARDS.items()}
     del shards["model-00002-of-00002.safetensors"]["lm_head.weight"]
@@ -235,6 +243,7 @@ DAMAGES: dict[str, Damage] = {
         "model",
         f"neither {INDEX} nor model.safetensors",
     ),
+    "unmerged adapter": (unmerged, "model", "never merged (model.language_model"),
     "doubled names": (doubled_prefix, "model", "no weights for model.language_model.embed_tokens"),
     "more layers": (
         lambda f: edit(

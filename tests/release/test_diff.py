@@ -231,3 +231,31 @@ def test_rows_that_vanish_are_counted_across_blocks() -> None:
     for start in range(0, base.size, 50):
         rows.add(model.reshape(-1)[start : start + 50], base.reshape(-1)[start : start + 50])
     assert rows.lost == 2
+
+
+@pytest.mark.parametrize("preset", ["W8A8", "W4A16"])
+def test_integers_are_read_as_they_were_written(tmp_path: Path, preset: str) -> None:
+    """INT8 and INT4 weights, block by block, against the numbers that were packed."""
+    from clefq.clef.formats import RECIPE_FORMATS
+    from clefq.quantize import kernels
+    from clefq.quantize.audit.tallies import weight_args
+
+    (row,) = (row for row in RECIPE_FORMATS.values() if row.preset == preset)
+    weight = torch.randn(6, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
+    rounding = kernels.ROUNDINGS[row.name]
+    codes, scales = rounding.quantize(weight, weight_args(preset), None)
+    tensors = {row.storage.codes[0]: codes, "weight_scale": scales}
+    if row.name == "int4":
+        tensors["weight_shape"] = torch.tensor([6, 256])
+    save_file({f"m.{name}": t for name, t in tensors.items()}, tmp_path / "model.safetensors")
+    group = {"weights": {"num_bits": row.weights.bits, "type": "int", "symmetric": True}}
+    group["weights"] |= {"strategy": row.weights.strategy, "group_size": row.weights.group}
+    section = {"quant_method": "compressed-tensors", "format": row.storage.names[0]}
+    section["config_groups"] = {"group_0": {**group, "targets": ["Linear"]}}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": section}))
+    found = open_weights(tmp_path).weights["m.weight"]
+    assert found.readable
+    assert found.shape == (6, 256)
+    assert found.dtype == f"w{row.weights.bits}a16-int{row.weights.bits}"
+    values = np.concatenate(list(found.blocks())).reshape(6, 256)
+    assert torch.from_numpy(values).equal(rounding.values(codes, scales, None))

@@ -25,7 +25,7 @@ from clefq.store.sets import open_set  # noqa: E402
 QUANTIZE_PYTHON = Path(__file__).resolve().parents[2] / ".venv" / "bin" / "python"
 SPEC = EngineSpec(batch_tokens=1024)
 # every n-th record: the simulation of W4A4 runs a few thousand tokens a second
-STRIDE = {"bf16": 1, "fp8": 6, "nvfp4a16": 6, "nvfp4": 6}
+STRIDE = {"bf16": 1, "fp8": 6, "nvfp4a16": 6, "nvfp4": 6, "int8": 6, "int4": 6}
 AGREEMENT = 0.995
 KL = 2e-4
 Answers = dict[tuple[str, str], np.ndarray]
@@ -37,7 +37,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         pytest.skip("needs the quantization environment: make setup")
     out = tmp_path_factory.mktemp("schemes")
     folders = {"bf16": WEIGHTS}
-    for scheme in ("fp8", "nvfp4a16", "nvfp4"):
+    for scheme in ("fp8", "int8", "nvfp4a16", "int4", "nvfp4"):
         folders[scheme] = out / scheme
         command = [str(QUANTIZE_PYTHON), "-m", "clefq.cli.main", "quantize", str(WEIGHTS)]
         command += ["--scheme", scheme, "--out", str(folders[scheme]), "--quiet"]
@@ -70,7 +70,7 @@ def divergences(ours: Answers, theirs: Answers) -> list[float]:
     return [float(np.sum(np.exp(theirs[k]) * (theirs[k] - ours[k]))) for k in ours]
 
 
-@pytest.mark.parametrize("scheme", ["bf16", "fp8", "nvfp4a16", "nvfp4"])
+@pytest.mark.parametrize("scheme", ["bf16", "fp8", "int8", "nvfp4a16", "int4", "nvfp4"])
 def test_vllm_answers_as_transformers(scheme: str, checkpoints: dict[str, Path]) -> None:
     from clefq.engines.transformers_engine import TransformersEngine
     from clefq.engines.vllm_engine import VllmEngine
@@ -85,7 +85,7 @@ def test_vllm_answers_as_transformers(scheme: str, checkpoints: dict[str, Path])
     if scheme != "bf16":
         base = answers(TransformersEngine(WEIGHTS, EngineSpec()), records, folder.path)
         allowed = max(KL, 0.1 * compare(theirs, base)[1])
-    if scheme in ("fp8", "nvfp4"):
+    if scheme in ("fp8", "int8", "nvfp4"):
         # Quantized activations amplify rounding: the simulation itself answers differently when
         # the activations between its layers are FP32. Both engines have that much of it, and a
         # mean over some two hundred questions hangs on the few that flip: a factor of four.
@@ -108,7 +108,7 @@ JOINED = {
 }
 
 
-@pytest.mark.parametrize("scheme", ["fp8", "nvfp4a16", "nvfp4"])
+@pytest.mark.parametrize("scheme", ["fp8", "int8", "nvfp4a16", "int4", "nvfp4"])
 def test_every_quantized_layer_is_the_simulations(
     scheme: str, checkpoints: dict[str, Path]
 ) -> None:
@@ -147,7 +147,7 @@ def test_every_quantized_layer_is_the_simulations(
         compared += len(parts)
         with torch.no_grad():
             expected = torch.cat([part(inputs) for part in parts], dim=-1)
-        if scheme == "fp8":  # vLLM's own kernel, which adds up in another order
+        if scheme in ("fp8", "int8", "int4"):  # vLLM's own kernels add up in another order
             assert (output - expected).float().norm() <= 0.005 * expected.float().norm(), name
         else:
             assert torch.equal(output, expected), name
