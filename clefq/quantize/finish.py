@@ -7,13 +7,15 @@ import platform
 import resource
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from clefq.clef.family import FAMILY
 from clefq.clef.weight_files import HEAD_FILES
+from clefq.errors import InputError
 from clefq.quantize.workers import in_threads
 from clefq.store.atomic import sha256_bytes, sha256_file
 
@@ -34,6 +36,7 @@ _COPIED = (
     "NOTICE*",
     "clef_head/*",
 )
+IGNORED_DRAFTS = "re:.*mtp.*"
 _IDENTITY = ("config.json", "joint_head_config.json", "tokenizer.json")
 # endings of files that something loads or runs
 LOADED = (
@@ -116,6 +119,32 @@ def peak_memory() -> int:
     return max(own, children) * unit
 
 
-def config_with(source: Mapping[str, Any], quantization: Mapping[str, Any]) -> dict[str, Any]:
-    """The source's `config.json` with a `quantization_config`; nothing else changes."""
-    return {**source, "quantization_config": dict(quantization)}
+def config_with(
+    source: Mapping[str, Any], quantization: Mapping[str, Any], tensors: Iterable[str] = ()
+) -> dict[str, Any]:
+    """The source's `config.json` with a `quantization_config`; nothing else changes.
+
+    Args:
+        source: The source's config.
+        quantization: The plan's `quantization_config`.
+        tensors: The source's tensors: draft (MTP) layers among them stay as they are, which the
+            ignore list must say, or engines build the drafter as quantized.
+    """
+    block = dict(quantization)
+    if any(name.startswith(FAMILY.drafts) for name in tensors):
+        block["ignore"] = [*(block.get("ignore") or []), IGNORED_DRAFTS]
+    return {**source, "quantization_config": block}
+
+
+def refuse_inside(out: Path, *folders: Path) -> None:
+    """Refuses an output folder inside a checkpoint that is read: it would change it.
+
+    Raises:
+        InputError: `out` is one of the folders, or lies in one.
+    """
+    for folder in folders:
+        if out.resolve().is_relative_to(folder.resolve()):
+            raise InputError(
+                f"{out} is inside {folder}, which would change that checkpoint.",
+                fix="choose a folder beside it with --out.",
+            )

@@ -7,8 +7,10 @@ splits a fused group over two formats, is refused with the reason.
 
 from __future__ import annotations
 
+import re
 import warnings
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +129,16 @@ def meta_model(folder: Path) -> Any:
 def _instantiate(recipe: Recipe) -> list[Any]:
     from llmcompressor.recipe import Recipe as LibraryRecipe
 
-    for name, _ in modifiers_of(recipe.text, recipe.origin):
+    for name, arguments in modifiers_of(recipe.text, recipe.origin):
+        near = get_close_matches(name, MODIFIERS, n=1, cutoff=0.85)
+        if name not in MODIFIERS and near:
+            raise RecipeError(
+                f"{recipe.origin} names {name}, which is no modifier.", fix=f"write {near[0]}."
+            )
+        if not arguments and name in MODIFIERS:
+            raise RecipeError(
+                f"{recipe.origin}: {name} is empty.", fix="give it targets and a scheme."
+            )
         if name not in MODIFIERS:
             raise RecipeError(
                 f"{recipe.origin} uses {name}, which changes tensors that must stay as they are.",
@@ -135,7 +146,7 @@ def _instantiate(recipe: Recipe) -> list[Any]:
             )
     try:
         return list(LibraryRecipe.create_instance(recipe.text).modifiers)
-    except (ValueError, TypeError, KeyError, NotImplementedError) as error:
+    except (ValueError, TypeError, KeyError, NotImplementedError, re.error) as error:
         raise RecipeError(
             f"{recipe.origin} is no valid recipe: {_plain(error)}.",
             fix="start from a file of recipes/.",
@@ -150,7 +161,7 @@ def _apply(modifier: Any, model: Any, recipe: Recipe) -> None:
                 fix="remove kv_cache_scheme.",
             )
         modifier.initialize_quantization(model)
-    except (ValueError, NotImplementedError, KeyError) as error:
+    except (ValueError, NotImplementedError, KeyError, re.error) as error:
         raise RecipeError(
             f"{recipe.origin} does not fit this model: {_plain(error)}.",
             fix="start from a file of recipes/.",
@@ -161,7 +172,9 @@ def _plain(error: Exception) -> str:
     """What went wrong in one line, without the library's frame around it."""
     text = " ".join(str(error).split())
     if isinstance(error, ValueError) and hasattr(error, "errors"):
-        text = "; ".join(str(item["msg"]) for item in error.errors())
+        text = "; ".join(
+            f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()
+        )
     return text.rstrip(".")
 
 

@@ -154,6 +154,7 @@ def quantize(spec: QuantizeSpec, out: Path, console: Console) -> Result:
     """
     started = time.monotonic()
     work = prepare(spec, console)
+    finish.refuse_inside(out, work.source.folder)
     preflight.check(work.needs, out, bytes_there(out))
     with output_folder(out, lambda: _fingerprint(work)) as partial:
         write_text(partial / "recipe.yaml", work.recipe.text)
@@ -162,7 +163,9 @@ def quantize(spec: QuantizeSpec, out: Path, console: Console) -> Result:
         else:
             outputs, write_unit = _oneshot(work, partial / _WORK, console)
         _write(partial, work, outputs, write_unit, console)
-        config = finish.config_with(work.checkpoint.config, work.plan.quantization_config)
+        config = finish.config_with(
+            work.checkpoint.config, work.plan.quantization_config, work.tensors
+        )
         report = _verify(partial, work, config)
         coverage = _coverage(work, partial, console)
         shutil.rmtree(partial / _WORK, ignore_errors=True)
@@ -182,11 +185,16 @@ def prepare(spec: QuantizeSpec, console: Console) -> Work:
     method = _method(spec.method, plan, console)
     tensors = checkpoint.tensors
     calibration = _calibration(spec, plan, source.folder, console)
+    if spec.calibration is not None and calibration is None:
+        console.note("--calibration is not used: this scheme has no scale that data decides.")
     if calibration is not None and calibration.role == "eval":
         console.note(f"{calibration.set_name} is an eval set: judge the result on another one.")
     device = default_device()
     longest = 0 if calibration is None else calibration.longest
     needs = needs_of(method, plan, tensors, device, longest)
+    if method == "oneshot":
+        heads = checkpoint.text_config.get("num_attention_heads", 0)
+        needs = preflight.with_attention(needs, int(heads), longest)
     if needs.offload:
         console.note("memory does not hold the model: its weights stay on disk, which is slower.")
     return Work(

@@ -236,3 +236,27 @@ def test_a_group_whose_activations_are_quantized_differently_is_refused(source: 
     body = {"quant_stage": {"quant_modifiers": {"QuantizationModifier": {"config_groups": groups}}}}
     with quiet_libraries(), pytest.raises(RecipeError, match="splits"):
         make_plan(source, Recipe("custom", yaml.safe_dump(body), "mine.yaml"))
+
+
+HEAD = "default_stage:\n  default_modifiers:\n    "
+BODY = "      scheme: FP8_DYNAMIC\n      ignore: ['re:.*lm_head$', 're:.*visual.*']\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "QuantizationModifier:\n      targets: ['re:.*(proj']\n" + BODY,
+            "unterminated subpattern",
+        ),
+        ("QuantizationModifier:\n", "QuantizationModifier is empty"),
+        ("QuantisationModifier:\n      targets: [Linear]\n" + BODY, "which is no modifier"),
+        ("QuantizationModifier:\n      target: [Linear]\n" + BODY, "target: Extra inputs"),
+    ],
+)
+def test_a_recipe_that_is_misspelt(source: Path, tmp_path: Path, text: str, words: str) -> None:
+    """One line with the cause, never a traceback."""
+    (tmp_path / "own.yaml").write_text(HEAD + text)
+    with pytest.raises(RecipeError, match=words) as caught:
+        make_plan(source, custom_recipe(tmp_path / "own.yaml"))
+    assert caught.value.fix

@@ -81,6 +81,7 @@ def repair_checkpoint(
         RepairError: The checkpoint has a breach that cannot be mended honestly.
     """
     started = time.monotonic()
+    finish.refuse_inside(out, *(f for f in (folder, source) if f is not None))
     found = audit_checkpoint(folder, source)
     report = RepairReport(None, "stored weights" if source is None else "source")
     if found.passed:

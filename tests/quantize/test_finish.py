@@ -1,0 +1,65 @@
+"""What surrounds the weights of an output, as values: config, places, kept calibrations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clefq.errors import AuditError, InputError
+from clefq.quantize.audit.measured import growth
+from clefq.quantize.finish import IGNORED_DRAFTS, config_with, refuse_inside
+from clefq.quantize.output import output_folder
+from clefq.quantize.preflight import Needs, with_attention
+
+
+def test_draft_layers_are_ignored_where_there_are_some() -> None:
+    plan = {"ignore": ["lm_head"]}
+    plain = config_with({"a": 1}, plan, ["model.language_model.norm.weight"])
+    assert plain == {"a": 1, "quantization_config": plan}
+    drafts = config_with({}, plan, ["mtp.layers.0.mlp.up_proj.weight"])
+    assert drafts["quantization_config"]["ignore"] == ["lm_head", IGNORED_DRAFTS]
+    assert plan == {"ignore": ["lm_head"]}
+
+
+def test_an_output_inside_what_is_read(tmp_path: Path) -> None:
+    refuse_inside(tmp_path / "out", tmp_path / "model")
+    for out in (tmp_path / "model", tmp_path / "model" / "out", tmp_path / "x/../model/out"):
+        with pytest.raises(InputError, match="would change that checkpoint"):
+            refuse_inside(out, tmp_path / "model")
+
+
+@pytest.mark.parametrize("calibrated", [True, False])
+def test_a_calibration_survives_a_failed_audit(tmp_path: Path, calibrated: bool) -> None:
+    with (
+        pytest.raises(AuditError),
+        output_folder(tmp_path / "out", lambda: {"recipe": 1}) as folder,
+    ):
+        (folder / "model.safetensors").write_text("wrong")
+        (folder / ".work").mkdir()
+        if calibrated:
+            (folder / ".work" / "saved.done").touch()
+        raise AuditError("the result would be wrong.")
+    assert not (tmp_path / "out").exists()
+    left = {p.name for p in tmp_path.rglob("*") if p.is_file()}
+    assert left == ({"saved.done", ".fingerprint.json"} if calibrated else set())
+    if calibrated:
+        with output_folder(tmp_path / "out", lambda: {"recipe": 1}) as folder:
+            assert (folder / ".work" / "saved.done").is_file()
+
+
+def test_what_the_last_tenth_of_the_records_added() -> None:
+    grew = growth({"a": [1.0] * 9 + [1.5], "b": [2.0] * 10 + [9.0] * 10}, 10)
+    assert grew is not None
+    # the second ten calls repeat the records behind quantized layers
+    assert (grew.places, grew.grew, grew.factor) == (2, 1, 1.5)
+    assert growth({"a": [1.0] * 9}, 9) is None
+    assert growth({}, 100) is None
+
+
+def test_attention_is_counted_by_the_longest_record() -> None:
+    """Measured on the miniature (4 heads): 3.46 GB at 8,192 tokens, 12.05 GB at 16,384."""
+    for longest, peak in ((8192, 3.46e9), (16384, 12.05e9)):
+        needs = with_attention(Needs(0, 700_000_000), 4, longest)
+        assert peak <= needs.memory <= 1.1 * peak
+    assert with_attention(Needs(0, 5, gpu=7), 4, 0) == Needs(0, 5, gpu=7)
