@@ -67,7 +67,7 @@ def test_repair_prints_errors_before_and_after(
 
 
 def test_quantize_prints_what_was_made(made: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    text = shown(quantize_command._text(made("mixed")), capsys)
+    text = shown(quantize_command._text(made("mixed"), None), capsys)
     assert "9 × w4a4, 16 × w8a8" in text or "16 × w8a8, 9 × w4a4" in text
     assert "smaller" in text
     assert "peak memory" in text
