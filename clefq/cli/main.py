@@ -33,6 +33,7 @@ app = typer.Typer(
 COMMANDS: dict[str, str] = {
     "init": "init",
     "build": "build",
+    "check": "check",
     "quantize": "quantize",
     "predict": "predict",
     "merge": "merge",
@@ -60,7 +61,10 @@ PANELS: dict[str, tuple[str, ...]] = {
     "Start here": ("demo", "init", "doctor"),
     "The loop": ("build", "quantize", "predict", "parity", "gate"),
     "Checkpoints": ("audit", "repair", "diff", "sensitivity"),
-    "Evidence": ("ci", "plan", "threshold", "merge", "import", "export", "card", "bundle"),
+    "Evidence": (
+        *("check", "ci", "plan", "threshold"),
+        *("merge", "import", "export", "card", "bundle"),
+    ),
     "Serving": ("serve", "bench"),
 }
 
