@@ -37,7 +37,7 @@ from clefq.bench.growth import exponent
 from clefq.bench.timing import peak_memory
 from clefq.clef.encoding import Encoded, EncodedQuestion, EncodeSpec, PromptTokenizer, encode_record
 from clefq.clef.records import Question, Record
-from clefq.nano.build import WEIGHTS
+from clefq.nano import WEIGHTS
 
 WORDS = ("card", "payment", "transfer", "account", "balance", "pending", "refund", "withdrawal")
 NO_LIMIT = EncodeSpec(1 << 40)

@@ -28,7 +28,7 @@ import numpy as np
 from clefq.bench import workload
 from clefq.clef.encoding import EncodeSpec, PromptTokenizer
 from clefq.clef.records import Record, record_to_json
-from clefq.nano.build import WEIGHTS
+from clefq.nano import WEIGHTS
 
 KINDS = ("500", "960", "options-77", "16k")
 ROUND = 50  # different requests of a kind; schemas recur, states do not

@@ -28,7 +28,7 @@ from clefq.bench.wire import Address
 from clefq.clef.answers import answer
 from clefq.clef.encoding import PromptTokenizer
 from clefq.engines.http_engine import request_body
-from clefq.nano.build import WEIGHTS
+from clefq.nano import WEIGHTS
 
 LOADS = (Load(clients=1), Load(clients=8), Load(clients=64), Load(rate=200.0), Load(rate=1000.0))
 

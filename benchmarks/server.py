@@ -32,7 +32,7 @@ from clefq.bench.source import RecordSource, opened
 from clefq.bench.wire import Address
 from clefq.engines.http_engine import request_body
 from clefq.engines.select import python_for
-from clefq.nano.build import SETS, WEIGHTS
+from clefq.nano import SETS, WEIGHTS
 from clefq.store.sets import open_set
 
 REPOSITORY = Path(__file__).resolve().parent.parent

@@ -70,7 +70,7 @@ class Wheel:
 def check_core(wheel: Wheel) -> None:
     """The core is there, torch is not, and the data files came with the wheel."""
     wheel.python(CORE)
-    weights = wheel.python("from clefq.nano.build import WEIGHTS; print(WEIGHTS)").strip()
+    weights = wheel.python("from clefq.nano import WEIGHTS; print(WEIGHTS)").strip()
     wheel.clefq("build", "eval", "nano-eval", "--out", "sets/nano-eval", "--quiet")
     bound = ("--set", "sets/nano-eval", "--baseline", weights, "--out", "gates.yaml")
     wheel.clefq("gate", "release", "--freeze", *bound)

@@ -21,7 +21,7 @@ from clefq.clef.tensor_files import (
 from clefq.clef.tokenizer import PromptTokenizer
 from clefq.clef.weight_files import INDEX, SINGLE, FolderTensors, scan_folder
 from clefq.errors import CheckpointError, InputError
-from clefq.store.atomic import read_json, sha256_bytes, sha256_file
+from clefq.plain_files import read_json, sha256_bytes, sha256_file
 
 MANIFEST_FILE = "clefq.json"
 

@@ -2,7 +2,7 @@
 
 Everything that knows how a Qwen3.5 backbone is built reads it here; another family would be
 another value of `Family`. vLLM's own class of it is the base of `clefq.serving.model`, and what
-the miniature is built from stands in `clefq.nano.build`; nothing else names the architecture.
+the miniature is built from stands in `tools.nano.build`; nothing else names the architecture.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from clefq.errors import CheckpointError
-from clefq.store.atomic import read_json
+from clefq.plain_files import read_json
 
 HEAD_FILE = "joint_head.safetensors"
 HEAD_CONFIG_FILE = "joint_head_config.json"

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from clefq.store.atomic import compact_json
+from clefq.plain_files import compact_json
 
 MAX_DEPTH = 200
 # Characters shown of a key, and of a whole path, in a message.

@@ -185,7 +185,7 @@ def check_questions(value: object) -> tuple[tuple[Question, ...], list[Fault]]:
 def record_to_json(record: Record) -> dict[str, JSON]:
     """The JSON object of a record; `parse_record` of it gives the record back.
 
-    The line form is `clefq.store.atomic.compact_json` of it, which sorts keys: a record read from
+    The line form is `clefq.plain_files.compact_json` of it, which sorts keys: a record read from
     a set therefore has its questions in id order.
     """
     value: dict[str, JSON] = {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from clefq.clef.tensor_files import TensorInfo, read_header
 from clefq.errors import CheckpointError
-from clefq.store.atomic import read_json
+from clefq.plain_files import read_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

@@ -160,7 +160,7 @@ def _source(chosen: _Records, run: Path | None) -> RecordSource:
     from clefq.bench.source import RecordSource, parse_kinds
     from clefq.names.models import find_model
     from clefq.names.run import find_run, find_set
-    from clefq.nano.build import WEIGHTS
+    from clefq.nano import WEIGHTS
 
     folder, path, here = WEIGHTS, None, find_run(run)
     if chosen.tokenizer is not None:

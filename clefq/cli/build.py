@@ -174,7 +174,7 @@ def _tokenizer(given: str | None) -> Path | None:
         return None
     if given is not None:
         return Path(given)
-    from clefq.nano.build import WEIGHTS
+    from clefq.nano import WEIGHTS
 
     return WEIGHTS if (WEIGHTS / "tokenizer.json").is_file() else None
 

@@ -72,7 +72,7 @@ def command(
 def _lay_out(run: RunFolder, console: Console) -> None:
     """Puts the bundled model and sets into the run folder."""
     from clefq.names.run import BASELINE
-    from clefq.nano.build import SETS, WEIGHTS
+    from clefq.nano import SETS, WEIGHTS
 
     _copy(WEIGHTS, run.model(BASELINE))
     for name in (CALIBRATION, EVAL):

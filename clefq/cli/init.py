@@ -97,7 +97,7 @@ class _Wanted:
     @property
     def folder(self) -> Path | None:
         """Where it lies, or None where it is to be built."""
-        from clefq.nano.build import SETS
+        from clefq.nano import SETS
 
         for folder in (Path(self.name).expanduser(), SETS / self.name):
             if (folder / "manifest.json").is_file():

@@ -85,7 +85,7 @@ def find_here(name: str, run: RunFolder | None = None) -> ModelRef | None:
         model_id, revision = origin_of(folder)
         return ModelRef(folder, model_id or leaf, revision, leaf)
     if name == NANO:
-        from clefq.nano.build import WEIGHTS
+        from clefq.nano import WEIGHTS
 
         return ModelRef(WEIGHTS, NANO, None, NANO)
     return None

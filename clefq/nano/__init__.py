@@ -1,1 +1,9 @@
-"""The bundled miniature of Clef: its tasks, its builder, its weights and its sets."""
+"""The bundled miniature: its weights and sets, and the generator of its tasks.
+
+What built and trained it is `tools/nano` in the repository.
+"""
+
+from pathlib import Path
+
+WEIGHTS = Path(__file__).parent / "weights"
+SETS = Path(__file__).parent / "sets"

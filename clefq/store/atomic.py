@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -20,8 +19,25 @@ from pathlib import Path
 from typing import Any
 
 from clefq.errors import InputError
+from clefq.plain_files import compact_json, read_json, read_text, sha256_bytes, sha256_file
 
-_BLOCK = 1 << 20
+__all__ = [
+    "atomic_file",
+    "atomic_folder",
+    "can_name_folder",
+    "check_writable",
+    "compact_json",
+    "disk_error",
+    "partial_path",
+    "read_json",
+    "read_text",
+    "sha256_bytes",
+    "sha256_file",
+    "sole_writer",
+    "write_json",
+    "write_text",
+]
+
 _LONGEST = 200  # bytes; file systems allow 255, and names beside it are a little longer
 
 
@@ -172,61 +188,6 @@ def write_json(path: Path, value: Any) -> None:
     """Writes readable JSON (two-space indent, sorted keys, NaN refused), atomically."""
     text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
     write_text(path, text + "\n")
-
-
-def read_text(path: Path) -> str:
-    """Reads UTF-8 text.
-
-    Raises:
-        InputError: The file is missing, may not be read, or is not UTF-8.
-    """
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}.") from error
-    except ValueError as error:
-        raise InputError(f"{path} is not UTF-8 text: {error}.") from error
-
-
-def read_json(path: Path) -> Any:
-    """Reads a JSON file.
-
-    Raises:
-        InputError: The file is missing, not UTF-8 or not JSON.
-    """
-    text = read_text(path)
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not valid JSON: {error}.") from error
-
-
-def compact_json(value: Any) -> str:
-    """JSON with sorted keys, no spaces and non-ASCII kept: the form of records and of prompts."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-
-
-def sha256_file(path: Path) -> str:
-    """SHA-256 of a file's bytes, as 64 hex digits.
-
-    Raises:
-        InputError: The file is missing or may not be read.
-    """
-    digest = hashlib.sha256()
-    try:
-        with path.open("rb") as file:
-            while block := file.read(_BLOCK):
-                digest.update(block)
-    except OSError as error:
-        raise InputError(
-            f"cannot read {path}: {error.strerror}.", fix="check that it is there and readable."
-        ) from error
-    return digest.hexdigest()
-
-
-def sha256_bytes(data: bytes) -> str:
-    """SHA-256 of bytes, as 64 hex digits."""
-    return hashlib.sha256(data).hexdigest()
 
 
 def can_name_folder(name: str) -> bool:

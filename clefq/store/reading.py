@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from clefq.errors import InputError
-from clefq.store.atomic import read_text
+from clefq.plain_files import read_text
 
 T = TypeVar("T", bound="Stored")
 

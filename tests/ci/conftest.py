@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clefq.console import Console
-from clefq.nano.build import SETS, WEIGHTS
+from clefq.nano import SETS, WEIGHTS
 from clefq.store.sets import SetDraft, open_set, write_set
 
 ROOT = Path(__file__).resolve().parents[2]

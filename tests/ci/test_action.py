@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from clefq.nano.build import WEIGHTS
+from clefq.nano import WEIGHTS
 from tests.ci.actions import Runner
 from tests.ci.conftest import ROOT
 

@@ -18,7 +18,7 @@ from clefq.console import Console
 from clefq.errors import CheckpointError, InputError
 from clefq.names.hub import find_commit
 from clefq.names.models import Side, check_apart, identify
-from clefq.nano.build import WEIGHTS
+from clefq.nano import WEIGHTS
 from clefq.store.predictions import read_meta
 from clefq.store.sets import open_set
 from tests.parity.synthetic import make_world, meta, predictions, write

@@ -18,7 +18,7 @@ from clefq.cli.main import run
 from clefq.console import Console
 from clefq.errors import InputError
 from clefq.names.models import identify
-from clefq.nano.build import SETS, WEIGHTS
+from clefq.nano import SETS, WEIGHTS
 from tests.ci.conftest import ROOT
 from tests.parity.synthetic import Dial, make_world, predictions, write
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from clefq.nano.build import SETS
+from clefq.nano import SETS
 from clefq.store.atomic import sha256_file
 from clefq.store.predictions import read_predictions
 from clefq.store.sets import SetDraft, open_set, write_set
@@ -22,9 +22,9 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from clefq.cli import demo
-from clefq.nano import build
+import clefq.nano
 demo.SCHEMES = ("fp8",)
-build.SETS = Path(sys.argv[1])
+clefq.nano.SETS = Path(sys.argv[1])
 from clefq.cli.main import run
 sys.argv = ["clefq", "demo", "--quiet", "--out", sys.argv[2]]
 run()

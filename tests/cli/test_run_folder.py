@@ -13,7 +13,7 @@ import pytest
 from clefq.cli.main import run as main
 from clefq.names.models import find_model, origin_of, record_origin
 from clefq.names.run import RunFolder
-from clefq.nano.build import SETS, WEIGHTS
+from clefq.nano import SETS, WEIGHTS
 from clefq.quantize import run as quantizing
 from clefq.store.sets import open_set
 
@@ -171,7 +171,7 @@ def test_audit_takes_a_hub_id(
     seen = []
     monkeypatch.setattr(
         "clefq.quantize.audit.audit_checkpoint",
-        lambda folder, source: seen.append((folder, source)) or SimpleNamespace(),
+        lambda folder, source, **_: seen.append((folder, source)) or SimpleNamespace(),
     )
     monkeypatch.chdir(tmp_path)
     with pytest.raises(AttributeError):  # what there is no report of

@@ -14,7 +14,7 @@ from clefq.data.build import BuildResult, BuildSpec, build_set
 from clefq.data.definition import Definition
 from clefq.data.loading import Load
 from clefq.data.sources import SOURCES
-from clefq.nano.build import WEIGHTS
+from clefq.nano import WEIGHTS
 from clefq.store.reading import read_value
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -18,7 +18,7 @@ from clefq.data.definition import definition_path, load_definition
 from clefq.data.sources import SOURCES
 from clefq.data.tokens import PromptCounter
 from clefq.errors import DefinitionError, InputError
-from clefq.nano.build import WEIGHTS
+from clefq.nano import WEIGHTS
 from clefq.store.sets import open_set
 from tests.data.conftest import FIXTURES, Build, define
 from tests.data.test_definition import SHIPPED

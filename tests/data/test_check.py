@@ -13,7 +13,7 @@ from clefq.clef.records import Record, parse_record
 from clefq.cli.main import app
 from clefq.data.check import check_set
 from clefq.data.tokens import PromptCounter
-from clefq.nano.build import SETS, WEIGHTS
+from clefq.nano import SETS, WEIGHTS
 from clefq.store.sets import SetDraft, SetFolder, open_set, write_set
 
 WORDS = ("kettle", "ladder", "wagon", "saddle", "anchor", "umbrella", "whistle", "thimble")

@@ -20,7 +20,7 @@ from clefq.data.build import BuildSpec, build_set
 from clefq.data.definition import definition_path, load_definition
 from clefq.data.loading import Load
 from clefq.data.sources import SOURCES
-from clefq.nano.build import WEIGHTS
+from clefq.nano import WEIGHTS
 from clefq.store.atomic import compact_json
 
 pytestmark = pytest.mark.data

@@ -13,7 +13,7 @@ from clefq.clef.tokenizer import PromptTokenizer
 from clefq.data import sources
 from clefq.data.sources import SOURCES, banking77, clinc150, ledgar
 from clefq.errors import DefinitionError
-from clefq.nano.build import WEIGHTS
+from clefq.nano import WEIGHTS
 from tests.data.conftest import load
 
 # source, split, options, records, faults by row

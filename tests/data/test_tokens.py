@@ -14,7 +14,7 @@ from clefq.clef.records import Question, Record
 from clefq.clef.tokenizer import PromptTokenizer
 from clefq.data.tokens import ImageRule, PromptCounter, image_rule, image_size
 from clefq.errors import DefinitionError
-from clefq.nano.build import WEIGHTS
+from clefq.nano import WEIGHTS
 
 EXIF = b"Exif\0\0MM\0*\0\0\0\x08\0\0"
 RECORD = Record("r", "c", "state", (Question("q", "noul"),))

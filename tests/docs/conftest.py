@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clefq.nano.build import SETS
+from clefq.nano import SETS
 from clefq.store.sets import SetDraft, open_set, write_set
 
 ROOT = Path(__file__).resolve().parents[2]

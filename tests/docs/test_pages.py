@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from clefq.nano.build import WEIGHTS
+from clefq.nano import WEIGHTS
 from tests.docs.conftest import ROOT
 from tests.docs.markdown import blocks
 

@@ -19,7 +19,7 @@ from clefq.doctor.findings import SERVING as SERVING_SECTION
 from clefq.doctor.findings import WORKING as WORKING_SECTION
 from clefq.doctor.findings import Finding, can_run, diagnose
 from clefq.doctor.probe import look_inside, parse_smi
-from clefq.nano.build import WEIGHTS
+from clefq.nano import WEIGHTS
 
 GIB = 1 << 30
 WORKING = Environment(

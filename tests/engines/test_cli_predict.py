@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from clefq.cli.main import app
 from clefq.engines.predict import PredictJob, PredictSummary
 from clefq.errors import ExitCode, InputError
-from clefq.nano.build import WEIGHTS
+from clefq.nano import WEIGHTS
 from clefq.store.predictions import read_meta, read_predictions
 
 SUMMARY = PredictSummary(

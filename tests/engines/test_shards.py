@@ -18,7 +18,7 @@ from clefq.engines.predict import PredictJob, predict_set
 from clefq.engines.shards import Shard, merge, parse_shard
 from clefq.errors import InputError
 from clefq.names.models import ModelRef
-from clefq.nano.build import WEIGHTS
+from clefq.nano import WEIGHTS
 from clefq.store.predictions import read_how, read_predictions, write_predictions
 from clefq.store.sets import open_set
 

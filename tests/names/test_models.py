@@ -9,7 +9,7 @@ import pytest
 from clefq.errors import CheckpointError, InputError
 from clefq.names.models import ModelRef, find_model, served_model
 from clefq.names.run import RunFolder, find_set
-from clefq.nano.build import WEIGHTS
+from clefq.nano import WEIGHTS
 
 
 def test_models_are_folders_or_variants(tmp_path: Path) -> None:

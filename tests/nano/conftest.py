@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from clefq.clef.tokenizer import PromptTokenizer
-from clefq.nano.build import SETS, WEIGHTS
+from clefq.nano import SETS, WEIGHTS
 from clefq.store.sets import SetFolder, open_set
 
 

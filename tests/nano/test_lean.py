@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from clefq.nano.lean import gated_delta_rule
+from tools.nano.lean import gated_delta_rule
 
 
 @pytest.mark.parametrize("length", [1, 63, 64, 200])

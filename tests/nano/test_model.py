@@ -15,10 +15,11 @@ import torch
 from clefq.clef.head import split_logits
 from clefq.clef.records import Record, record_to_json
 from clefq.clef.tokenizer import PromptTokenizer
-from clefq.nano.batches import encode_example, make_batch
-from clefq.nano.build import HEAD, WEIGHTS, nano_config, token_ids_of
+from clefq.nano import WEIGHTS
 from clefq.nano.tasks import RecordKey, scene_of
 from clefq.store.sets import SetFolder
+from tools.nano.batches import encode_example, make_batch
+from tools.nano.build import HEAD, nano_config, token_ids_of
 
 GOLDEN = Path(__file__).parent / "golden.json"
 # one record in nine, through all cohorts: 41
@@ -127,7 +128,7 @@ def shipped_miniature() -> Any:
     """The shipped weights inside the training's module, in FP32."""
     from safetensors.torch import load_file
 
-    from clefq.nano.train import Miniature
+    from tools.nano.train import Miniature
 
     model = Miniature(nano_config(token_ids_of(WEIGHTS / "tokenizer.json")))
     state: dict[str, torch.Tensor] = {}

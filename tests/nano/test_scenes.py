@@ -9,11 +9,11 @@ import pytest
 from PIL import Image
 
 from clefq.clef.tokenizer import PromptTokenizer
-from clefq.nano.batches import encode_example, make_batch, patchify
-from clefq.nano.build import WEIGHTS
+from clefq.nano import WEIGHTS
 from clefq.nano.lexicon import SHADES, SHAPES
 from clefq.nano.scenes import CELL, Scene, pixels, png
 from clefq.nano.tasks import RecordKey, record_of, scene_of
+from tools.nano.batches import encode_example, make_batch, patchify
 
 KEYS = [RecordKey("scenes", "train", 1, index) for index in range(12)]
 
@@ -41,7 +41,7 @@ def test_positions_are_those_of_the_model(tokenizer: PromptTokenizer) -> None:
     import torch
     from transformers import Qwen3_5ForConditionalGeneration
 
-    from clefq.nano.build import nano_config, token_ids_of
+    from tools.nano.build import nano_config, token_ids_of
 
     config = nano_config(token_ids_of(WEIGHTS / "tokenizer.json"))
     with torch.device("meta"):

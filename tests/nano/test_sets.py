@@ -13,7 +13,7 @@ from clefq.console import Console
 from clefq.data.build import BuildSpec, build_set
 from clefq.data.definition import definition_path, load_definition
 from clefq.errors import InputError
-from clefq.nano.build import SETS, WEIGHTS
+from clefq.nano import SETS, WEIGHTS
 from clefq.nano.tasks import TASKS, RecordKey, scene_of
 from clefq.store.sets import Role, SetFolder, open_set
 

@@ -9,7 +9,7 @@ import pytest
 
 from clefq.clef.records import Record, parse_record, record_to_json
 from clefq.errors import DefinitionError
-from clefq.nano.build import SETS
+from clefq.nano import SETS
 from clefq.nano.draw import SPLITS
 from clefq.nano.tasks import TASKS, RecordKey, generate, images_of, record_of
 from clefq.store.atomic import compact_json

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clefq.clef.tokenizer import PromptTokenizer
-from clefq.nano.build import WEIGHTS, token_ids_of
-from clefq.nano.tokenizer import ADDED_TOKENS, SPECIAL_TOKENS, VOCAB_SIZE, train_tokenizer
+from clefq.nano import WEIGHTS
+from tools.nano.build import token_ids_of
+from tools.nano.tokenizer import ADDED_TOKENS, SPECIAL_TOKENS, VOCAB_SIZE, train_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ def test_too_small_a_corpus_is_an_error() -> None:
 
 @pytest.mark.data
 def test_it_is_learned_from_the_training_texts(tmp_path: Path) -> None:
-    from clefq.nano.corpus import tokenizer_texts
+    from tools.nano.corpus import tokenizer_texts
 
     data = os.environ.get("CLEFQ_DATA_DIR")
     if not data:

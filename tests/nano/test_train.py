@@ -14,8 +14,10 @@ import torch
 
 from clefq.clef.checkpoint import open_checkpoint
 from clefq.clef.tokenizer import PromptTokenizer
-from clefq.nano import train as training
-from clefq.nano.batches import (
+from clefq.nano import WEIGHTS
+from clefq.nano.tasks import TASKS, RecordKey, record_of, scene_of
+from tools.nano import train as training
+from tools.nano.batches import (
     MIXTURE,
     Batch,
     StreamSpec,
@@ -25,10 +27,8 @@ from clefq.nano.batches import (
     map_tensors,
     stream,
 )
-from clefq.nano.build import WEIGHTS
-from clefq.nano.corpus import intent_options, intent_record, read_utterances
-from clefq.nano.tasks import TASKS, RecordKey, record_of, scene_of
-from clefq.nano.tokenizer import VOCAB_SIZE
+from tools.nano.corpus import intent_options, intent_record, read_utterances
+from tools.nano.tokenizer import VOCAB_SIZE
 
 PUBLIC = Path(__file__).parents[1] / "data" / "fixtures"  # synthetic rows, original layouts
 SECONDS = 24.0  # of the clock below: about twenty steps

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from clefq.clef.checkpoint import checkpoint_sha256, open_checkpoint, scheme_of
-from clefq.nano.build import WEIGHTS, build_random, write_static_files
+from clefq.nano import WEIGHTS
+from tools.nano.build import build_random, write_static_files
 
 SHA256 = "20f9ba01cc2928c87504e7f3321f0e511572e3ee93c6e5b764194181b1918b24"
 

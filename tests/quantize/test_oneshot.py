@@ -19,7 +19,8 @@ from clefq.quantize.audit import audit_checkpoint
 from clefq.quantize.audit.scales import read_global_scale
 from clefq.quantize.calibration import load_calibration
 from clefq.quantize.manifest import read_manifest
-from clefq.quantize.oneshot_worker import Job, calibration_arguments
+from clefq.quantize.model_inputs import calibration_arguments
+from clefq.quantize.oneshot_worker import Job
 from clefq.quantize.recipes import bundled_recipe
 from clefq.quantize.run import QuantizeSpec, prepare, quantize
 from tests.quantize.conftest import Make, run_here

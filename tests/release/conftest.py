@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from clefq.clef.checkpoint import checkpoint_sha256
 from clefq.cli.main import run
 from clefq.console import Console
-from clefq.nano.build import SETS, WEIGHTS
+from clefq.nano import SETS, WEIGHTS
 from clefq.quantize.run import QuantizeSpec, quantize
 from clefq.store.predictions import PredictionsMeta, write_predictions
 from clefq.store.sets import SetFolder, open_set

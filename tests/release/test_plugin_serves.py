@@ -64,7 +64,7 @@ def run(python: Path, code: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundled miniature in FP8."""
-    from clefq.nano.build import WEIGHTS
+    from clefq.nano import WEIGHTS
     from tests.serving.conftest import quantized
 
     return quantized(WEIGHTS, "fp8", tmp_path_factory.mktemp("models") / NAME)

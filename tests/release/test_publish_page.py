@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clefq.nano.build import SETS, WEIGHTS
+from clefq.nano import SETS, WEIGHTS
 from clefq.store.sets import SetDraft, open_set, write_set
 from tests.docs.test_pages import Shell
 

@@ -26,7 +26,7 @@ WORDS = [
 
 @pytest.fixture(scope="session")
 def random_nano(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from clefq.nano.build import build_random
+    from tools.nano.build import build_random
 
     return build_random(tmp_path_factory.mktemp("random") / "bf16", seed=3)
 

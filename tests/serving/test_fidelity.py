@@ -19,7 +19,7 @@ import torch  # noqa: E402
 
 from clefq.clef.records import Record  # noqa: E402
 from clefq.engines.base import Engine, EngineSpec, RecordResult  # noqa: E402
-from clefq.nano.build import SETS, WEIGHTS  # noqa: E402
+from clefq.nano import SETS, WEIGHTS  # noqa: E402
 from clefq.store.sets import open_set  # noqa: E402
 
 QUANTIZE_PYTHON = Path(__file__).resolve().parents[2] / ".venv" / "bin" / "python"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from clefq.errors import InputError
-from clefq.nano.build import WEIGHTS
+from clefq.nano import WEIGHTS
 from clefq.serving.image_tokens import ImageTokens
 from clefq.serving.media import contract_placeholders, load_image
 

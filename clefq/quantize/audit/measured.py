@@ -160,7 +160,7 @@ def measure(
     import torch
     from transformers import CompressedTensorsConfig, Qwen3_5ForConditionalGeneration
 
-    from clefq.quantize.oneshot_worker import calibration_arguments
+    from clefq.quantize.model_inputs import calibration_arguments
     from clefq.quantize.quiet import quiet_libraries
 
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))

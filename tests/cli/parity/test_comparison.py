@@ -15,7 +15,7 @@ from clefq.console import Console
 from clefq.engines.predict import PredictJob
 from clefq.errors import InputError, PredictionsError
 from clefq.names.run import RunFolder
-from clefq.nano.build import WEIGHTS
+from clefq.nano import WEIGHTS
 from clefq.quantize.manifest import Manifest
 from tests.cli.parity.conftest import Clefq
 from tests.cli.parity.test_gate_life import bound_run as bound_run

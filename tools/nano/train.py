@@ -1,4 +1,4 @@
-"""Trains the miniature from scratch: `python -m clefq.nano.train --data DIR --out DIR`.
+"""Trains the miniature from scratch: `python -m tools.nano.train --data DIR --out DIR`.
 
 Backbone and joint head learn together: cross-entropy over every question's options, and a small
 next-token loss that ties `lm_head` (whose rows the head reads as lexical vectors) to the text.
@@ -27,12 +27,13 @@ from torch.nn import functional
 
 from clefq.clef.head import HeadConfig, JointHead
 from clefq.clef.tokenizer import PromptTokenizer
-from clefq.nano.batches import MIXTURE, Batch, BatchStream, Example, StreamSpec, map_tensors
-from clefq.nano.build import HEAD, WEIGHTS, nano_config, token_ids_of, write_release
-from clefq.nano.corpus import read_utterances
-from clefq.nano.judge import judge, test_examples
-from clefq.nano.lean import start_value, use_lean_layers
+from clefq.nano import WEIGHTS
 from clefq.store.atomic import write_json
+from tools.nano.batches import MIXTURE, Batch, BatchStream, Example, StreamSpec, map_tensors
+from tools.nano.build import HEAD, nano_config, token_ids_of, write_release
+from tools.nano.corpus import read_utterances
+from tools.nano.judge import judge, test_examples
+from tools.nano.lean import start_value, use_lean_layers
 
 STATE_PARTS = 2
 SAVE_EVERY = 2000

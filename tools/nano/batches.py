@@ -19,9 +19,9 @@ from clefq.clef.encoding import Encoded, encode_record
 from clefq.clef.head_batch import HeadBatch
 from clefq.clef.records import Record
 from clefq.clef.tokenizer import PromptTokenizer
-from clefq.nano.corpus import Utterance, intent_options, intent_record
 from clefq.nano.scenes import Scene, pixels
 from clefq.nano.tasks import RecordKey, record_of, scene_of
+from tools.nano.corpus import Utterance, intent_options, intent_record
 
 PATCH, MERGE, FRAMES = 16, 2, 2
 CHUNK_TOKENS = 1 << 17

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clefq.nano.tokenizer import (
+from clefq.nano import WEIGHTS
+from tools.nano.tokenizer import (
     END_OF_TEXT,
     END_OF_TURN,
     IMAGE_PAD,
@@ -28,8 +29,6 @@ from clefq.nano.tokenizer import (
 if TYPE_CHECKING:
     import torch
 
-WEIGHTS = Path(__file__).parent / "weights"
-SETS = Path(__file__).parent / "sets"
 HEAD = {
     "hidden_size": 256,
     "width": 128,

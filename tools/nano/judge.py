@@ -13,12 +13,12 @@ import torch
 from clefq.clef.records import Record
 from clefq.clef.tokenizer import PromptTokenizer
 from clefq.data.sources import banking77, clinc150
-from clefq.nano.batches import Example, encode_example, fixed_batches, map_tensors
-from clefq.nano.corpus import intent_record, read_utterances
 from clefq.nano.tasks import TASKS, RecordKey, record_of, scene_of
+from tools.nano.batches import Example, encode_example, fixed_batches, map_tensors
+from tools.nano.corpus import intent_record, read_utterances
 
 if TYPE_CHECKING:
-    from clefq.nano.train import Miniature, Plan
+    from tools.nano.train import Miniature, Plan
 
 JUDGE_SEED = 2  # of the eval split; most of the shipped set has another seed
 

@@ -1,0 +1,1 @@
+"""Builds and trains the bundled miniature; docs/nano.md says how."""
