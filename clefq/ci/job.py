@@ -234,7 +234,7 @@ class Running:
             out=self.folder.report(name),
             sizes=sizes_of(here),
             inconclusive_fails=self.job.inconclusive_fails,
-            expected=None if folder is None else sum(folder.manifest.questions.values()),
+            set_path=None if folder is None else folder.path,
         )
 
     def _judge(self, job: SetJob, spec: JudgeSpec) -> None:

@@ -302,10 +302,3 @@ def _folder_of(slot: PredictionsRef, set_name: str, run: RunFolder | None) -> Pa
         return slot.folder
     own = run.predictions(set_name, slot.variant).resolve() == slot.path.resolve()
     return run.model(slot.variant) if own else None
-
-
-def expected_questions(found: SetPlan) -> int | None:
-    """Questions of the set, from its manifest; None where the set is not here."""
-    if found.set_path is None:
-        return None
-    return sum(manifest_of(found.set_path).questions.values())

@@ -35,7 +35,7 @@ def command(
     from rich.console import Group
     from rich.text import Text
 
-    from clefq.cli.comparison import Request, expected_questions, plan, predict_missing, sizes
+    from clefq.cli.comparison import Request, plan, predict_missing, sizes
     from clefq.cli.parity_table import comparison_json, comparison_text
     from clefq.console import Console
     from clefq.names.run import BASELINE, RunFolder
@@ -56,7 +56,7 @@ def command(
         candidates=tuple(slot.path for slot in found.candidates),
         out=run.report(EVAL),
         sizes=sizes(found, run),
-        expected=expected_questions(found),
+        set_path=found.set_path,
     )
     results = [(job.out, judge_set(job, load_spec("release"), console))]
     seconds = time.monotonic() - started

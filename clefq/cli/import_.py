@@ -108,6 +108,11 @@ def command(
     if summary.renormalised:
         text += f" {summary.renormalised:,} sums were off one and divided out."
     console.result({"out": str(path), **asdict(summary)}, text)
+    if not summary.answered:
+        raise PredictionsError(
+            f"not one of the {summary.questions:,} questions has a usable answer.",
+            fix=f"compare the ids and options of {file} with `clefq export` of the set.",
+        )
 
 
 def _places(

@@ -18,6 +18,7 @@ from clefq import __version__
 from clefq.errors import ClefqError, ExitCode, MissingDependencyError
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells expect it
+CRASHED = 70  # EX_SOFTWARE of sysexits.h
 
 app = typer.Typer(
     name="clefq",
@@ -125,7 +126,8 @@ def run() -> None:
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
-            raise
+            _print_crash(error)
+            sys.exit(CRASHED)
         command = f"pip install 'clefq[{EXTRAS[package]}]'"
         _print_error(MissingDependencyError(package, command))
         sys.exit(int(ExitCode.USAGE))
@@ -143,6 +145,22 @@ def run() -> None:
         fault = disk_error(error, Path(error.filename or "a file"))
         _print_error(fault)
         sys.exit(int(fault.exit_code))
+    except Exception as error:  # our own fault: never exit 1, which means a failed gate
+        _print_crash(error)
+        sys.exit(CRASHED)
+
+
+def _print_crash(error: Exception) -> None:
+    """One line, and the traceback below it: it belongs into a report of the fault."""
+    import traceback
+
+    text = "".join(traceback.format_exception(error))
+    name = type(error).__name__
+    line = f"clefq: an unexpected {name}: this is a fault of clefq, and no verdict."
+    if isinstance(error, MemoryError):
+        line = "clefq: out of memory, and no verdict; try a machine with more."
+    for part in (line, text):
+        typer.echo(part.encode("utf-8", "backslashreplace").decode("utf-8"), err=True)
 
 
 def _print_error(error: ClefqError) -> None:

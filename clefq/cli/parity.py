@@ -96,7 +96,7 @@ def command(
             replicates=found.replicates,
             sizes=comparison.sizes(found, folder),
             inconclusive_fails=not inconclusive_ok,
-            expected=comparison.expected_questions(found),
+            set_path=found.set_path,
         )
         results.append((target, judge_set(job, spec, console)))
     console.result(comparison_json(results), comparison_text(results))

@@ -19,6 +19,7 @@ from clefq.parity.gates.planning import (
 from clefq.parity.gates.schema import Gate, GateFile
 from clefq.parity.rejudge import StoredSource
 from clefq.parity.statistics.metric import Metric
+from clefq.parity.statistics.metric_facts import find_facts
 
 DISCORDANCE = 0.057
 FLIPS = (0, 1, 2, 3)
@@ -127,7 +128,7 @@ def _row_of_result(gate: Gate, result: GateResult, power: float) -> PlanRow:
     if result.estimate is not None and result.lower is not None and result.upper is not None:
         figure = Metric(
             result.estimate, result.lower, result.upper, 2 * gate.confidence - 1, "stored",
-            None, result.n_questions, result.n_records, 0, "",
+            None, result.n_questions, result.n_records, 0, _unit_of(result),
         )  # fmt: skip
         needed = questions_needed(figure, result.limit, gate.confidence, power)
     if result.status == "not_gated":
@@ -144,6 +145,12 @@ def _row_of_result(gate: Gate, result: GateResult, power: float) -> PlanRow:
     return PlanRow(
         result.name, gate.metric, result.limit, needed, result.n_questions, decided, note
     )
+
+
+def _unit_of(result: GateResult) -> str:
+    facts = find_facts(result.metric)
+    share = facts is not None and facts.unit == "fraction" and result.margin is None
+    return "share" if share else ""
 
 
 def plan_from_assumptions(gates: GateFile, assumed: Assumptions) -> Iterator[PlanRow]:

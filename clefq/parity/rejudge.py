@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from clefq.errors import InputError
+from clefq.errors import ClefqError, InputError
 from clefq.parity.gates.compare import (
+    ROUNDED_COPY,
+    WEAK_BASELINE,
     CandidateReport,
     gate_banners,
     gated_overall,
     judge_candidate,
-    replicate_banners,
 )
 from clefq.parity.gates.files import LoadedGates
 from clefq.parity.gates.judging import FigureQuery, judge_gates, limit_of
@@ -32,13 +33,13 @@ from clefq.parity.gates.preregistration import (
     assess,
 )
 from clefq.parity.gates.verdict import INVALID, Coverage, Evidence, Verdict, draw_verdict
-from clefq.parity.report.files import REPORT_FILE
+from clefq.parity.report.files import REPORT_FILE, SUMMARY_FILE
 from clefq.parity.report.parity_json import document_digest, parity_document, read_parity, signed
 from clefq.parity.run import FROM_BOUNDS, FROM_PREDICTIONS, judge_spec, provenance
 from clefq.parity.statistics.clustering import few_carriers
 from clefq.parity.statistics.metric import OVERALL, Metric
 from clefq.parity.statistics.slices import LENGTH_BANDS, MARGIN_BANDS, OPTION_BANDS
-from clefq.store.atomic import sha256_bytes, sha256_file
+from clefq.store.atomic import read_json, sha256_bytes, sha256_file
 from clefq.store.predictions import PredictionsMeta, read_predictions
 
 STORED_BANNER = "judged from stored bounds: the predictions behind them are not here"
@@ -79,6 +80,18 @@ def find_reports(target: Path) -> list[Path]:
         )
     if target.is_file():
         return [target]
+    missing = [
+        f"{summary.parent / variant / REPORT_FILE} (it said {word.upper()})"
+        for summary in sorted(target.rglob(SUMMARY_FILE))
+        for variant, word in _said_in(summary)
+        if not (summary.parent / variant / REPORT_FILE).is_file()
+    ]
+    if missing:
+        raise InputError(
+            f"{target}: a candidate of the comparison has no report any more:",
+            fix="make the reports again with `clefq parity`.",
+            faults=missing,
+        )
     found = sorted(
         path
         for path in target.rglob(REPORT_FILE)
@@ -88,6 +101,17 @@ def find_reports(target: Path) -> list[Path]:
         what = f"holds no {REPORT_FILE}" if target.exists() else "is not there"
         raise InputError(f"{target} {what}.", fix="make a report with `clefq parity`.")
     return found
+
+
+def _said_in(summary: Path) -> list[tuple[str, str]]:
+    """Variant and verdict of every candidate of a comparison; none where it is no summary."""
+    if any(part.startswith(".") for part in summary.parts):
+        return []
+    try:
+        rows = read_json(summary)["candidates"]
+        return [(str(row["variant"]), str(row["verdict"])) for row in rows]
+    except (ClefqError, KeyError, TypeError):
+        return []
 
 
 def rejudge(path: Path) -> Rejudged:
@@ -128,7 +152,9 @@ def judge_again(document: Mapping[str, Any], path: Path, files: Sequence[Path]) 
     baseline, candidate, *replicates = (read_predictions(file) for file in files)
     prereg = _preregistration(document, loaded, candidate.meta, path)
     spec = judge_spec(loaded, _evidence(document), superseded)
-    spec = replace(spec, expected=document["coverage"]["expected"])
+    # the very files that were held against the set then: their hashes were compared
+    read = bool(document["coverage"].get("set_read", False))
+    spec = replace(spec, expected=document["coverage"]["expected"], set_read=read)
     report = judge_candidate(baseline, candidate, spec, replicates)
     return replace(
         report,
@@ -316,8 +342,9 @@ def _from_bounds(
     cover = {
         key: value
         for key, value in document["coverage"].items()
-        if key not in ("share", "status", "minimum", "examples")
+        if key not in ("share", "status", "minimum", "examples", "doubts")
     }
+    cover.setdefault("set_read", False)  # an older report does not say
     evidence = Evidence(
         gates=loaded.gates,
         results=judge_gates(loaded.gates, StoredSource(document)),
@@ -325,14 +352,13 @@ def _from_bounds(
             **cover,
             minimum=loaded.gates.coverage,
             examples=tuple(document["coverage"]["examples"]),
+            doubts=tuple(document["coverage"].get("doubts", ())),
         ),
         baseline=_meta(document["baseline"]),
         candidate=_meta(document["candidate"]),
         banners=(
             *gate_banners(prereg.status, replaced),
-            *replicate_banners(
-                _meta(document["baseline"]), [_meta(side) for side in replicates_of(document)]
-            ),
+            *(b for b in stored["banners"] if b.startswith(_OF_THE_ANSWERS)),
             *few_carriers(
                 (document["details"] or {}).get("clustering", {}), gated_overall(loaded.gates)
             ),
@@ -349,6 +375,8 @@ def _from_bounds(
     }
 
 
+# banners that only the answers can raise again
+_OF_THE_ANSWERS = ("replicate:", WEAK_BASELINE, ROUNDED_COPY)
 _STALE = (
     "the report is not of the predictions that lie here.",
     "the predictions were changed after the report",

@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from clefq import __version__
+from clefq.clef.formats import SCHEMES
 from clefq.console import Console
 from clefq.errors import PredictionsError
 from clefq.parity.gates.compare import CandidateReport, JudgeSpec, judge_candidate
 from clefq.parity.gates.files import LoadedGates, load_gates
 from clefq.parity.gates.preregistration import GitEvidence, find_superseded, git_evidence
+from clefq.parity.gates.verdict import UNCHECKED
 from clefq.parity.report.documents import JudgedFrom, Provenance
 from clefq.parity.report.files import ReportSpec, write_reports
 from clefq.parity.report.summary import Sizes
+from clefq.parity.statistics.set_truth import read_truth
 from clefq.store.atomic import sha256_file
 from clefq.store.predictions import Predictions, PredictionsMeta, read_predictions
 
@@ -41,7 +44,8 @@ class SetJob:
         replicates: Further predictions of the baseline, for the noise floor.
         sizes: Sizes and speeds of the models, by variant.
         inconclusive_fails: Whether inconclusive gates are failures in JUnit.
-        expected: Questions of the set, or None where the set is not here.
+        set_path: The set's folder, against which every file is held, or None where it is not
+            here.
     """
 
     baseline: Path
@@ -50,7 +54,7 @@ class SetJob:
     replicates: tuple[Path, ...] = ()
     sizes: Sizes = field(default_factory=Sizes)
     inconclusive_fails: bool = True
-    expected: int | None = None
+    set_path: Path | None = None
 
 
 def load_spec(gates: str) -> JudgeSpec:
@@ -85,7 +89,10 @@ def judge_set(job: SetJob, spec: JudgeSpec, console: Console) -> dict[str, Any]:
     _check_sets(baseline, [*replicates, *candidates])
     _check_replicates(baseline, replicates)
     _check_candidates(baseline, candidates)
-    spec = replace(spec, expected=job.expected)
+    _check_schemes([baseline, *replicates, *candidates])
+    truth = None if job.set_path is None else read_truth(job.set_path)
+    expected = None if truth is None else truth.n_questions
+    spec = replace(spec, expected=expected, truth=truth, set_read=truth is not None)
     reports = []
     with console.progress("judge", len(candidates)) as advance:
         for candidate in candidates:
@@ -134,6 +141,21 @@ def _check_candidates(baseline: Predictions, candidates: Sequence[Predictions]) 
                 f"{candidate.path} is the baseline's own file {baseline.path}.",
                 fix="predict the candidate; another run of the baseline goes to --replicate.",
             )
+
+
+def _check_schemes(files: Sequence[Predictions]) -> None:
+    """A scheme that nobody knows means no arithmetic, and would switch that check off."""
+    wrong = [
+        f"{file.path}: scheme {file.meta.scheme!r}"
+        for file in files
+        if file.meta.scheme not in SCHEMES and file.meta.scheme not in UNCHECKED
+    ]
+    if wrong:
+        raise PredictionsError(
+            "the scheme of these predictions is none that clefq knows:",
+            fix=f"import them with --scheme, one of {', '.join((*UNCHECKED, *SCHEMES))}.",
+            faults=wrong,
+        )
 
 
 def _differ(one: PredictionsMeta, other: PredictionsMeta, *names: str) -> bool:

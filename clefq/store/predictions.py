@@ -346,6 +346,10 @@ def read_predictions(path: Path) -> Predictions:
     return Predictions(meta=meta, frame=frame, path=path)
 
 
+# how far a sum of float32 probabilities may be from one
+_FLOAT32_SUM = 1e-5
+
+
 def _table_of(path: Path, file: pq.ParquetFile) -> pa.Table:
     """The rows, in columns of exactly the names and types that are written."""
     names = file.schema_arrow.names
@@ -354,6 +358,7 @@ def _table_of(path: Path, file: pq.ParquetFile) -> pa.Table:
     try:
         table = file.read()
         table.validate(full=True)
+        table = _widened(table)
     except (pa.ArrowException, OSError) as error:
         raise PredictionsError(f"{path} is damaged.", fix=_AGAIN_FIX) from error
     faults = [
@@ -371,6 +376,48 @@ def _table_of(path: Path, file: pq.ParquetFile) -> pa.Table:
     return table
 
 
+def _widened(table: pa.Table) -> pa.Table:
+    """The table with columns of a narrower or larger form of their type in that type.
+
+    Other tools write int32, float32, large_string and large_list; no value changes, but that
+    probabilities in float32, whose sum is one to seven digits only, are made to sum to one.
+    """
+    for index, field in enumerate(ARROW_SCHEMA):
+        found = table.schema.field(index).type
+        if found != field.type and _kind(found) == _kind(field.type):
+            column = table.column(index).cast(field.type)
+            if field.name == "logprobs" and found.value_type.bit_width < 64:
+                column = pa.chunked_array([_normalized(column.combine_chunks())])
+            table = table.set_column(index, field, column)
+    return table
+
+
+def _normalized(lists: pa.ListArray) -> pa.ListArray:
+    """Log-probabilities whose exponentials sum to one where they did so to about 1e-6."""
+    rows = []
+    for row in lists.to_pylist():
+        if row is None or any(value is None for value in row):
+            rows.append(row)
+            continue
+        values = np.array(row, dtype=np.float64)
+        total = float(np.exp(values).sum())
+        near = 0 < total and abs(total - 1) <= _FLOAT32_SUM
+        rows.append((values - np.log(total)).tolist() if near else row)
+    return pa.array(rows, type=lists.type)
+
+
+def _kind(found: pa.DataType) -> str:
+    if pa.types.is_list(found) or pa.types.is_large_list(found):
+        return f"list of {_kind(found.value_type)}"
+    if pa.types.is_string(found) or pa.types.is_large_string(found):
+        return "text"
+    if pa.types.is_dictionary(found):
+        return _kind(found.value_type)
+    if pa.types.is_integer(found):
+        return "integer"
+    return "number" if pa.types.is_floating(found) else str(found)
+
+
 # removed first: what is no Parquet file any more (an LFS pointer) is not replaced
 _AGAIN_FIX = "remove it and make it again with `clefq predict`."
 _IMPORT_FIX = "make it with `clefq predict`, or with `clefq import` from another tool's answers."
@@ -384,7 +431,9 @@ def _open(path: Path) -> pq.ParquetFile:
             f"no predictions file {path}.", fix="make it with `clefq predict`."
         ) from error
     except (pa.ArrowInvalid, OSError) as error:
-        raise PredictionsError(f"{path} is not a whole Parquet file.", fix=_AGAIN_FIX) from error
+        tables = (".csv", ".tsv", ".json", ".jsonl", ".ndjson")
+        fix = _IMPORT_FIX if path.suffix.lower() in tables else _AGAIN_FIX
+        raise PredictionsError(f"{path} is not a whole Parquet file.", fix=fix) from error
 
 
 def _meta_of(path: Path, metadata: dict[bytes, bytes] | None) -> PredictionsMeta:

@@ -22,11 +22,11 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def eval_set(base: Path) -> Path:
-    """The first 40 short records of the bundled eval set."""
+    """The first 160 short records of the bundled eval set."""
     found = open_set(SETS / "nano-eval").records()
     short = [record for record in found if len(str(record.state)) < 600 and not record.images]
-    draft = SetDraft(role="eval", name="few", definition={"first": 40}, sources=())
-    return write_set(base / "few", short[:40], {}, draft).path
+    draft = SetDraft(role="eval", name="few", definition={"first": 160}, sources=())
+    return write_set(base / "few", short[:160], {}, draft).path
 
 
 @pytest.fixture(scope="session")

@@ -44,6 +44,12 @@ def clefq(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Clefq:
     return call
 
 
+@pytest.fixture(autouse=True)
+def set_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests judge predictions alone; that no gate passes so is tested on its own."""
+    monkeypatch.setattr("clefq.parity.gates.verdict.set_caps", lambda gates, coverage: ())
+
+
 def files(folder: Path, dial: Dial, records: int = 360) -> tuple[Path, Path]:
     world = make_world(records)
     write(folder / "a.parquet", predictions(world, "bf16"))

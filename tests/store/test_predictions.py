@@ -319,3 +319,35 @@ def test_a_damaged_file_is_refused_wherever_the_damage_is(tmp_path):
 
 def save(path: Path, table: pa.Table, blob: bytes) -> None:
     pq.write_table(table.replace_schema_metadata({METADATA_KEY: blob}), path)
+
+
+@pytest.mark.parametrize("name", ["input_tokens", "record_id", "option_ids", "logprobs"])
+def test_other_forms_of_a_type_are_read(tmp_path, name):
+    """Other tools write int32, large_string, large_list and float32."""
+    write_predictions(tmp_path / "a.parquet", frame_of(row()), META)
+    table = pq.read_table(tmp_path / "a.parquet")
+    other = {
+        "input_tokens": pa.int32(),
+        "record_id": pa.large_string(),
+        "option_ids": pa.large_list(pa.large_string()),
+        "logprobs": pa.list_(pa.float32()),
+    }[name]
+    at = table.schema.names.index(name)
+    changed = table.set_column(at, pa.field(name, other), table.column(at).cast(other))
+    blob = table.schema.metadata[b"clefq"]
+    save(tmp_path / "b.parquet", changed, blob)
+    got = read_predictions(tmp_path / "b.parquet").frame
+    want = read_predictions(tmp_path / "a.parquet").frame
+    for first, second in zip(got[name], want[name], strict=True):
+        if name == "logprobs":
+            assert first == pytest.approx(second)
+            assert np.exp(first).sum() == pytest.approx(1, abs=1e-12)
+        else:
+            assert np.array_equal(first, second)
+
+
+def test_a_csv_is_told_to_be_imported(tmp_path):
+    (tmp_path / "a.csv").write_text("id,answer\n1,yes\n", "utf-8")
+    with pytest.raises(PredictionsError) as caught:
+        read_predictions(tmp_path / "a.csv")
+    assert "clefq import" in str(caught.value)

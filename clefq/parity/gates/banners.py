@@ -13,6 +13,8 @@ COPIED = (
     "every answer of the candidate is the baseline's to the last bit: a copy, or a server that "
     "answers with another model than it was asked for"
 )
+# From this share of answers that are bit for bit the baseline's, a report says so.
+MANY_IDENTICAL = 0.1
 
 
 def banners_of(evidence: Evidence) -> list[str]:
@@ -27,6 +29,7 @@ def banners_of(evidence: Evidence) -> list[str]:
     if coverage.other_prompt:
         found.append(prompts_text(coverage))
     found += _model_banners(evidence.baseline, evidence.candidate)
+    found += _evidence_banners(coverage)
     for role, meta in (("baseline", evidence.baseline), ("candidate", evidence.candidate)):
         if meta.kernels == "simulated":
             found.append(
@@ -53,6 +56,28 @@ def banners_of(evidence: Evidence) -> list[str]:
     return found
 
 
+def _evidence_banners(coverage: Coverage) -> list[str]:
+    """Where the questions or the answers are not what they seem."""
+    found = []
+    if not coverage.set_read:
+        found.append(
+            "the set was not read: questions that are missing on both sides, foreign ones, and "
+            "gold that was changed cannot be seen"
+        )
+    if coverage.copies:
+        found.append(
+            f"copied records: {coverage.copies:,} are the same as others but for their ids, and "
+            "every interval counts them as new evidence"
+        )
+    share = coverage.identical / coverage.valid if coverage.valid else 0.0
+    if MANY_IDENTICAL <= share < 1:
+        found.append(
+            f"identical answers: {coverage.identical:,} of {coverage.valid:,} are the baseline's "
+            "to the last bit, as of a model that is quantized in part or not at all"
+        )
+    return found
+
+
 def _model_banners(baseline: PredictionsMeta, candidate: PredictionsMeta) -> list[str]:
     """Where the two models are not what a comparison with BF16 is about."""
     found = []
@@ -61,6 +86,8 @@ def _model_banners(baseline: PredictionsMeta, candidate: PredictionsMeta) -> lis
             "one model: baseline and candidate are the same checkpoint; this compares two runs "
             "of it, not two models"
         )
+    elif candidate.scheme == "bf16" and baseline.scheme == "bf16":
+        found.append("the candidate is BF16 too: this compares no quantized model")
     if baseline.scheme not in ("bf16", "unknown"):
         swapped = "; are the two swapped?" if candidate.scheme == "bf16" else ""
         found.append(

@@ -18,14 +18,28 @@ from clefq.parity.gates.preregistration import AFTER_RESULTS, GitEvidence, Prere
 from clefq.parity.gates.schema import GateFile
 from clefq.parity.gates.verdict import INVALID, Coverage, Evidence, Verdict, draw_verdict
 from clefq.parity.statistics.alarms import Alarm, slice_alarms
+from clefq.parity.statistics.baseline_floor import (
+    CHANCE,
+    MAJORITY,
+    BaselineFloor,
+    baseline_floors,
+)
 from clefq.parity.statistics.clustering import clustering, few_carriers
-from clefq.parity.statistics.metric import Metric
+from clefq.parity.statistics.identity import copied_records, identical_questions, is_rounded_copy
+from clefq.parity.statistics.metric import OVERALL, Metric
 from clefq.parity.statistics.noise_floor import NoiseFloor, noise_floor
 from clefq.parity.statistics.pair_statistics import PairStatistics, StatisticsSpec, compare
 from clefq.parity.statistics.pairs import PairedSet, PairingError, join
+from clefq.parity.statistics.set_truth import SetTruth, differences
 from clefq.store.predictions import Predictions, PredictionsMeta
 
 MAX_EXAMPLES = 5
+MANY_COPIES = 0.05  # from this share of copied records no gate passes
+WEAK_BASELINE = "weak baseline"
+ROUNDED_COPY = (
+    "every answer of the candidate is the baseline's, rounded to the candidate's step: a copy "
+    "behind a rounding cannot be told from a candidate that changes nothing"
+)
 OTHER_GATES = "gates changed after results"
 
 
@@ -41,6 +55,8 @@ class JudgeSpec:
         threads: Threads of the resampling; never changes a number.
         expected: Questions of the set where it is known; those in neither file then count as
             failed on both sides.
+        truth: The set itself, against which both files are held; None where it is not here.
+        set_read: Whether that was done, or is known to have been done with these very files.
     """
 
     loaded: LoadedGates
@@ -49,6 +65,8 @@ class JudgeSpec:
     resamples: int = 10_000
     threads: int = 2
     expected: int | None = None
+    truth: SetTruth | None = None
+    set_read: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +125,20 @@ class StatisticsSource:
     Args:
         statistics: The pair's statistics.
         noise: The noise floor, or None without a replicate.
+        no_excuse: Why the noise floor excuses nothing, or None where it does.
     """
 
-    def __init__(self, statistics: PairStatistics, noise: NoiseFloor | None) -> None:
+    def __init__(
+        self, statistics: PairStatistics, noise: NoiseFloor | None, no_excuse: str | None = None
+    ) -> None:
         self._statistics = statistics
         self._noise = noise
+        self._no_excuse = no_excuse
 
     def figure(self, query: FigureQuery) -> Metric | None:
         """The figure, or None where the set has no such slice or no replicate was given."""
         if query.reference == "replicate":
-            if self._noise is None:
+            if self._noise is None or self._no_excuse is not None:
                 return None
             return self._noise.excess(
                 query.metric, query.slice, confidence=query.confidence, margin=query.limit
@@ -129,6 +151,8 @@ class StatisticsSource:
         """Why there is no figure."""
         if query.reference == "replicate" and self._noise is None:
             return "no replicate of the baseline was given (--replicate)"
+        if query.reference == "replicate" and self._no_excuse is not None:
+            return f"the replicate excuses nothing: {self._no_excuse}"
         return f"the set has no slice {query.slice}"
 
     def slice_names(self, by: str) -> Sequence[str]:
@@ -157,10 +181,15 @@ def judge_candidate(
         PredictionsError: The files were made on different sets.
     """
     prereg = assess(spec.loaded, spec.evidence, candidate.meta)
+    faults = _set_faults(spec.truth, baseline, candidate)
+    if faults:
+        return _unpaired(baseline.meta, candidate.meta, spec, prereg, faults)
     try:
         pairs = join(baseline, candidate)
     except PairingError as error:
-        return _unpaired(baseline.meta, candidate.meta, spec, prereg, error)
+        # without the files' names: a report must be the same wherever they lie
+        reasons = (f"They differ in {error.difference}.",)
+        return _unpaired(baseline.meta, candidate.meta, spec, prereg, reasons)
     gates = spec.loaded.gates
     statistics = compare(
         pairs,
@@ -173,19 +202,25 @@ def judge_candidate(
         ),
     )
     noise = noise_floor(statistics, baseline, replicates) if replicates else None
-    source = StatisticsSource(statistics, noise)
-    superseded = _superseded(spec, statistics, noise)
+    excuse = no_excuse(noise)
+    source = StatisticsSource(statistics, noise, excuse)
+    floors = baseline_floors(pairs, statistics.values, statistics.spec.confidence)
+    coverage = _with_doubts(coverage_of(pairs, gates.coverage, spec), gates, floors)
+    superseded = _superseded(spec, statistics, noise, floors)
     old = superseded
     banners = gate_banners(
         prereg.status,
         None if old is None else (old.loaded.gates.name, old.loaded.sha256, old.verdict.word),
     )
-    banners += replicate_banners(baseline.meta, [replicate.meta for replicate in replicates])
+    banners += () if excuse is None else (f"replicate: {excuse}",)
+    banners += floor_banners(floors)
+    if is_rounded_copy(pairs):
+        banners += (ROUNDED_COPY,)
     banners += few_carriers(clustering(statistics), gated_overall(gates))
     evidence = Evidence(
         gates=gates,
         results=judge_gates(gates, source),
-        coverage=coverage_of(pairs, gates.coverage, spec.expected),
+        coverage=coverage,
         baseline=baseline.meta,
         candidate=candidate.meta,
         banners=banners,
@@ -205,6 +240,8 @@ def judge_candidate(
             statistics.slices,
             lambda name, level: statistics.for_gate("accuracy_delta", name, confidence=level),
             gates.alarm_confidence,
+            statistics.metrics["accuracy_delta"],
+            statistics.masks,
         ),
         superseded=superseded,
         noise=noise,
@@ -212,14 +249,22 @@ def judge_candidate(
     )
 
 
-def coverage_of(pairs: PairedSet, minimum: float, expected: int | None = None) -> Coverage:
-    """Counts the questions without a valid answer on either side.
+def coverage_of(pairs: PairedSet, minimum: float, spec: JudgeSpec) -> Coverage:
+    """Counts the questions without a valid answer on either side, and those that prove nothing.
 
     Args:
         pairs: The joined predictions.
         minimum: Smallest share of valid answers.
-        expected: Questions of the set, or None where only the files are known.
+        spec: What is known of the set.
     """
+    expected = spec.expected
+    copies = max(copied_records(pairs), 0 if spec.truth is None else spec.truth.copies)
+    doubts: tuple[str, ...] = ()
+    if copies > MANY_COPIES * pairs.n_records:
+        doubts = (
+            f"{copies:,} of {pairs.n_records:,} records are copies of others under new ids: "
+            "they are no further evidence",
+        )
     unseen = max(0, (expected or 0) - pairs.n_questions)
     either = pairs.baseline.failed | pairs.candidate.failed
     examples = []
@@ -245,11 +290,74 @@ def coverage_of(pairs: PairedSet, minimum: float, expected: int | None = None) -
             ((pairs.baseline.truncated_tokens > 0) | (pairs.candidate.truncated_tokens > 0)).sum()
         ),
         other_prompt=int((pairs.other_prompt & ~either).sum()),
+        set_read=spec.truth is not None or spec.set_read,
+        identical=identical_questions(pairs),
+        copies=copies,
+        doubts=doubts,
     )
 
 
+def _with_doubts(
+    coverage: Coverage, gates: GateFile, floors: Mapping[str, BaselineFloor]
+) -> Coverage:
+    """Adds the doubt that a gate file's `baseline_floor` asks for."""
+    whole = floors.get(OVERALL)
+    if gates.baseline_floor == "none" or whole is None or whole.shown(gates.baseline_floor):
+        return coverage
+    other = {CHANCE: "a uniform guess", MAJORITY: "the commonest answer"}[gates.baseline_floor]
+    doubt = f"the baseline is not shown to be better than {other} ({whole.accuracy:.1%} right)"
+    return replace(coverage, doubts=(*coverage.doubts, doubt))
+
+
+def floor_banners(floors: Mapping[str, BaselineFloor]) -> tuple[str, ...]:
+    """Where the baseline, as measured, is no better than chance or than the commonest answer."""
+    weak = []
+    for name, found in floors.items():
+        majority = found.majority
+        other = None
+        if found.accuracy <= found.chance:
+            other = f"a uniform guess {found.chance:.1%}"
+        elif majority is not None and found.accuracy <= majority < 1:
+            other = f"the commonest answer {majority:.1%}"
+        if other is not None:
+            where = "over all questions" if name == OVERALL else f"in {name}"
+            weak.append(f"{where} {found.accuracy:.1%} right, {other}")
+    if not weak:
+        return ()
+    more = f", and {len(weak) - MAX_EXAMPLES} more" if len(weak) > MAX_EXAMPLES else ""
+    return (f"{WEAK_BASELINE}: {'; '.join(weak[:MAX_EXAMPLES])}{more}",)
+
+
+def no_excuse(noise: NoiseFloor | None) -> str | None:
+    """Why a replicate's noise cannot excuse the candidate's, or None where it can.
+
+    Nothing else tells a replicate from the candidate's answers under another name.
+    """
+    if noise is None:
+        return None
+    for pairs in noise.replicates:
+        one, other = pairs.baseline.meta, pairs.candidate.meta
+        if None in (one.model_sha256, other.model_sha256):
+            return f"nothing shows that {other.variant} is the baseline's model"
+    if noise.repeats_candidate():
+        return "its answers are the candidate's to the last bit"
+    return None
+
+
+def _set_faults(
+    truth: SetTruth | None, baseline: Predictions, candidate: Predictions
+) -> tuple[str, ...]:
+    if truth is None:
+        return ()
+    both = (("baseline", baseline), ("candidate", candidate))
+    return tuple(fault for role, side in both for fault in differences(truth, side, role))
+
+
 def _superseded(
-    spec: JudgeSpec, statistics: PairStatistics, noise: NoiseFloor | None
+    spec: JudgeSpec,
+    statistics: PairStatistics,
+    noise: NoiseFloor | None,
+    floors: Mapping[str, BaselineFloor],
 ) -> SupersededVerdict | None:
     old = spec.superseded
     if old is None:
@@ -264,11 +372,11 @@ def _superseded(
     )
     statistics = replace(statistics, spec=own, _memo={})
     noise = None if noise is None else replace(noise, statistics=statistics)
-    source = StatisticsSource(statistics, noise)
+    source = StatisticsSource(statistics, noise, no_excuse(noise))
     evidence = Evidence(
         gates=old.gates,
         results=judge_gates(old.gates, source),
-        coverage=coverage_of(pairs, old.gates.coverage, spec.expected),
+        coverage=_with_doubts(coverage_of(pairs, old.gates.coverage, spec), old.gates, floors),
         baseline=pairs.baseline.meta,
         candidate=pairs.candidate.meta,
         mean_tv=statistics.metrics["tv"].estimate,
@@ -301,37 +409,22 @@ def gated_overall(gates: GateFile) -> set[str]:
     return {gate.metric for gate in gates.gates if gate.slice is None}
 
 
-def replicate_banners(
-    baseline: PredictionsMeta, replicates: Sequence[PredictionsMeta]
-) -> tuple[str, ...]:
-    """What stands above a verdict because of its noise floor."""
-    unproven = [
-        meta.variant for meta in replicates if None in (meta.model_sha256, baseline.model_sha256)
-    ]
-    if not unproven:
-        return ()
-    return (
-        f"unproven replicate: nothing shows that {', '.join(unproven)} is the baseline's model; "
-        "another model's noise would excuse the candidate's",
-    )
-
-
 def _unpaired(
     baseline: PredictionsMeta,
     candidate: PredictionsMeta,
     spec: JudgeSpec,
     prereg: Preregistration,
-    error: PairingError,
+    reasons: tuple[str, ...],
 ) -> CandidateReport:
     verdict = Verdict(
         word=INVALID,
         sentence=f"Nothing can be said about {candidate.variant}: the predictions contradict "
-        "each other.",
-        # without the files' names: a report must be the same wherever they lie
-        reasons=(f"They differ in {error.difference}.",),
+        + ("each other." if spec.truth is None else "each other or the set."),
+        reasons=reasons,
         next_step="Predict both models again on the same set, with the same clefq.",
         more_questions=None,
         banners=gate_banners(prereg.status, None),
     )
-    coverage = Coverage(0, 0, 0, 0, spec.loaded.gates.coverage)
+    read = spec.truth is not None or spec.set_read
+    coverage = Coverage(0, 0, 0, 0, spec.loaded.gates.coverage, set_read=read)
     return CandidateReport(baseline, candidate, spec.loaded, prereg, coverage, None, (), verdict)

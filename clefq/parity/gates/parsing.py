@@ -21,6 +21,7 @@ from clefq.parity.gates.schema import (
     PolicySpec,
     SliceSelector,
 )
+from clefq.parity.statistics.baseline_floor import CHANCE, MAJORITY
 from clefq.parity.statistics.metric_facts import (
     MetricFacts,
     find_facts,
@@ -32,6 +33,9 @@ from clefq.store.yaml_text import load_yaml, yaml_fault
 _FIX = "mend the gate file (docs/parity.md shows the form)."
 # at 0.5 the one-sided bound is the estimate itself, and no interval is left
 LEAST_CONFIDENCE = 0.51
+# limits beyond which a gate shows nothing, by unit
+LEAST_FLOOR, MOST_LOSS = 0.01, 0.5
+_FAR = {"nats": 10.0, "levels": 100.0}
 _NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_.")
 
 
@@ -90,6 +94,8 @@ def _gate_file(top: Fields, faults: list[str]) -> GateFile:
         policies=policies,
         thresholds=_thresholds(top),
         alarm_confidence=top.number("alarm_confidence", LEAST_CONFIDENCE, 0.9999, 0.95),
+        set_check=top.choice("set_check", ("any", "required"), "any"),
+        baseline_floor=top.choice("baseline_floor", ("none", CHANCE, MAJORITY), "none"),
     )
     top.done()
     _check_names(top, result)
@@ -132,6 +138,10 @@ def _policy(fields: Fields) -> PolicySpec:
         cost_hold_to_act=fields.number("cost_hold_to_act", 0.0, 1e12),
     )
     fields.done()
+    if policy.threshold in (0.0, 1.0):
+        fields.fault("threshold", f"is {policy.threshold:g}: both models act alike there")
+    if policy.cost_act_to_hold == policy.cost_hold_to_act == 0:
+        fields.fault("cost_act_to_hold", "and cost_hold_to_act are both 0: nothing costs anything")
     return policy
 
 
@@ -203,13 +213,18 @@ def _check_limits(fields: Fields, gate: Gate, facts: MetricFacts) -> None:
 
 
 def _shows_nothing(gate: Gate, facts: MetricFacts, limit: float) -> bool:
-    """Whether the limit lies at the end of what the metric can be, where all candidates pass."""
+    """Whether no candidate that anyone would judge can miss the limit.
+
+    That is at the end of what the metric can be, and so near to it that only a broken model gets
+    there: a floor of 1%, a loss of half of all answers, a divergence of ten nats.
+    """
     if gate.metric == "js":
         return limit >= math.log(2)
     if facts.unit != "fraction":
-        return False
-    floor = gate.direction == "at_least" and gate.bound is not None
-    return limit == 0 if floor else limit == 1
+        return limit > _FAR.get(facts.unit, math.inf)
+    if gate.direction == "at_least" and gate.bound is not None:
+        return limit <= LEAST_FLOOR
+    return limit > MOST_LOSS if gate.margin is not None else limit >= 1 - LEAST_FLOOR
 
 
 def _check_parameter(fields: Fields, gate: Gate) -> None:
@@ -237,6 +252,15 @@ def _check_names(top: Fields, gates: GateFile) -> None:
         stem, _, parameter = gate.metric.partition("@")
         if stem.startswith("policy_") and parameter not in known:
             top.fault("policies", f"{gate.metric} names a policy that the file does not declare")
+        policy = next((p for p in gates.policies if p.name == parameter), None)
+        if stem == "policy_cost" and policy is not None and gate.bound is not None:
+            most = 10_000 * max(policy.cost_act_to_hold, policy.cost_hold_to_act)
+            if gate.bound >= most:
+                top.fault(
+                    "gates",
+                    f"{gate.name} allows a cost of {gate.bound:g}, and {parameter} can cost "
+                    f"{most:g} at most: a limit that shows nothing",
+                )
 
 
 def _gateable() -> Sequence[str]:

@@ -117,6 +117,10 @@ class GateFile:
         policies: Decision policies to report on and to gate.
         thresholds: Thresholds for the `threshold_flips@T` metrics that are reported.
         alarm_confidence: Family-wise one-sided confidence of the slice alarms (Holm).
+        set_check: `any`, or `required`: without the set at hand, against which both files are
+            held, no required gate passes.
+        baseline_floor: `none`, `chance` or `majority`: unless the baseline is shown to be more
+            accurate than that, no required gate passes.
     """
 
     name: str
@@ -130,6 +134,8 @@ class GateFile:
     policies: tuple[PolicySpec, ...] = ()
     thresholds: tuple[float, ...] = (0.5,)
     alarm_confidence: float = 0.95
+    set_check: str = "any"
+    baseline_floor: str = "none"
 
     @property
     def bound(self) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from clefq.clef.formats import MEANT_ARITHMETIC
+from clefq.clef.formats import MEANT_ARITHMETIC, SCHEMES
 from clefq.errors import ExitCode
 from clefq.parity.gates.banners import COPIED, banners_of, copied, prompts_text, unsaid
 from clefq.parity.gates.formatting import figure
@@ -21,6 +21,8 @@ from clefq.store.predictions import PredictionsMeta
 from clefq.store.reading import Count, Stored
 
 INVALID = "invalid"
+# schemes of checkpoints that are not quantized, or of which nobody says what they are
+UNCHECKED = ("bf16", "unknown")
 ORDER = (PASS, INCONCLUSIVE, FAIL, INVALID)
 EXIT_CODES = {
     PASS: ExitCode.PASS,
@@ -43,6 +45,10 @@ class Coverage(Stored):
         examples: Up to five failures: `record/question: error`.
         truncated: Questions that either model answered from a shortened state.
         other_prompt: Questions that both answered, but from different prompts.
+        set_read: Whether both files were held against the set itself.
+        identical: Questions that both answered alike to the last bit.
+        copies: Records that are copies of others, under whatever ids.
+        doubts: Why the evidence cannot carry a pass, whatever the gates say.
     """
 
     expected: Count
@@ -53,6 +59,10 @@ class Coverage(Stored):
     examples: tuple[str, ...] = ()
     truncated: Count = 0
     other_prompt: Count = 0
+    set_read: bool = True
+    identical: Count = 0
+    copies: Count = 0
+    doubts: tuple[str, ...] = ()
 
     @property
     def share(self) -> float:
@@ -158,6 +168,11 @@ def caps(gates: GateFile, baseline: PredictionsMeta, candidate: PredictionsMeta)
     """Why required gates can be inconclusive at best; empty where nothing stands against it."""
     found = []
     for role, meta in (("baseline", baseline), ("candidate", candidate)):
+        if meta.scheme not in SCHEMES and meta.scheme not in UNCHECKED:
+            found.append(
+                f"the {role}'s scheme {meta.scheme!r} is none that clefq knows, so what it ran "
+                "cannot be held against what it means"
+            )
         meant = MEANT_ARITHMETIC.get(meta.scheme)
         if meant is not None and meant != meta.arithmetic:
             found.append(
@@ -169,6 +184,16 @@ def caps(gates: GateFile, baseline: PredictionsMeta, candidate: PredictionsMeta)
         elif gates.kernels == "real" and unsaid(meta):
             found.append(f"the gates ask for real kernels, the {role}'s server does not say")
     return tuple(found)
+
+
+def set_caps(gates: GateFile, coverage: Coverage) -> tuple[str, ...]:
+    """Why gates that ask for the set can be inconclusive at best without it."""
+    if coverage.set_read or gates.set_check != "required":
+        return ()
+    return (
+        "the set is not here: whether these are its questions and its gold was not checked "
+        "(give --eval SET)",
+    )
 
 
 def cap_results(results: Sequence[GateResult], reasons: Sequence[str]) -> tuple[GateResult, ...]:
@@ -185,7 +210,11 @@ def cap_results(results: Sequence[GateResult], reasons: Sequence[str]) -> tuple[
 
 def draw_verdict(evidence: Evidence) -> tuple[Verdict, tuple[GateResult, ...]]:
     """The verdict, and the gate results with caps applied."""
-    limits = caps(evidence.gates, evidence.baseline, evidence.candidate)
+    limits = (
+        *caps(evidence.gates, evidence.baseline, evidence.candidate),
+        *set_caps(evidence.gates, evidence.coverage),
+        *evidence.coverage.doubts,
+    )
     if copied(evidence):
         limits = (COPIED, *limits)
     results = cap_results(evidence.results, limits)
@@ -277,6 +306,14 @@ def _open(
     if limits and limits[0] == COPIED:
         sentence = f"These seem to be the baseline's answers, not those of {name}."
         step = "Predict the candidate again, and make sure which model answers."
+    elif limits and limits[0] in (
+        *set_caps(evidence.gates, evidence.coverage),
+        *evidence.coverage.doubts,
+    ):
+        sentence = f"What was measured cannot carry a pass of {name}."
+        step = "Mend what the first reason names, then judge again."
+        if limits[0] not in evidence.coverage.doubts:
+            step = "Judge again with the set at hand: `clefq parity … --eval SET`."
     elif limits:
         sentence = f"{name} was not run as it would be in production, so it cannot pass."
         step = "Predict again where the real arithmetic runs (`clefq doctor` says where)."

@@ -44,7 +44,7 @@ def _lines(details: Mapping[str, Any], flips: Mapping[str, Any]) -> Iterator[tup
             + ("the candidate; gates take the pessimistic end"),
         )
     if details["spearman"] is not None:
-        yield "Spearman of probabilities", f"{details['spearman']:.4f}"
+        yield "Spearman of p(true)", f"{details['spearman']:.4f}"
     yield from _accuracies(details)
     score = details["score"]
     if score is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,14 @@ from clefq.parity.report.markdown import report_markdown
 from clefq.parity.report.parity_json import parity_document, signed
 from clefq.parity.report.plots import plots
 from clefq.parity.report.summary import Sizes, summary_document
-from clefq.store.atomic import disk_error, partial_path, read_json, write_json, write_text
+from clefq.store.atomic import (
+    disk_error,
+    partial_path,
+    read_json,
+    sole_writer,
+    write_json,
+    write_text,
+)
 
 SUMMARY_FILE = "summary.json"
 REPORT_FILE = "parity.json"
@@ -145,7 +153,12 @@ def write_breakdown(path: Path, document: Mapping[str, Any]) -> None:
         for name, metrics in {"overall=": document["metrics"], **document["slices"]}.items():
             key, _, value = name.partition("=")
             for metric, figure in metrics.items():
-                writer.writerow([key, value, metric, *_breakdown_row(figure)])
+                writer.writerow([key, _harmless(value), metric, *_breakdown_row(figure)])
+
+
+def _harmless(text: str) -> str:
+    """A name that no spreadsheet takes for a formula."""
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
 
 
 def _breakdown_row(figure: Mapping[str, Any]) -> Iterator[Any]:
@@ -160,28 +173,38 @@ def swapped_folder(folder: Path) -> Iterator[Path]:
     """Yields an empty folder to fill, and puts it in the place of `folder` at the end.
 
     Raises:
-        InputError: `folder` is there and is no report folder, or the disk refuses.
+        InputError: `folder` is there and is no report folder, another process writes it, or the
+            disk refuses.
     """
     if folder.exists() and not _replaceable(folder):
         raise InputError(
             f"{folder} is there and is not a report folder.", fix="choose another --out."
         )
-    partial = partial_path(folder)
-    old = folder.parent / f".{folder.name}.old"
-    try:
-        for leftover in (partial, old):
-            if leftover.exists():
-                shutil.rmtree(leftover)
-        partial.mkdir(parents=True)
-        yield partial
-        if folder.exists():
-            folder.replace(old)
-        partial.replace(folder)
-        shutil.rmtree(old, ignore_errors=True)
-    except OSError as error:
-        raise disk_error(error, folder) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with sole_writer(folder):
+        own = folder.with_name(f"{folder.name}.{os.getpid()}")
+        partial, old = partial_path(own), folder.parent / f".{own.name}.old"
+        try:
+            for leftover in _leftovers(folder):
+                shutil.rmtree(leftover, ignore_errors=True)
+            partial.mkdir(parents=True)
+            yield partial
+            if folder.exists():
+                folder.replace(old)
+            partial.replace(folder)
+            shutil.rmtree(old, ignore_errors=True)
+        except OSError as error:
+            raise disk_error(error, folder) from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _leftovers(folder: Path) -> list[Path]:
+    """What runs that were killed left beside the folder; nobody else writes it now."""
+    found = [
+        *folder.parent.glob(f".{folder.name}.*partial"),
+        *folder.parent.glob(f".{folder.name}.*old"),
+    ]
+    return [path for path in found if path.is_dir()]
 
 
 def _replaceable(folder: Path) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from clefq.parity.statistics.arrays import BoolArray
 from clefq.parity.statistics.metric import Metric
 from clefq.store.reading import Count, Stored
 
@@ -47,7 +48,11 @@ class Alarm(Stored):
 
 
 def slice_alarms(
-    slices: Mapping[str, Mapping[str, Metric]], figure: Figure, confidence: float
+    slices: Mapping[str, Mapping[str, Metric]],
+    figure: Figure,
+    confidence: float,
+    whole: Metric | None = None,
+    masks: Mapping[str, BoolArray] | None = None,
 ) -> tuple[Alarm, ...]:
     """Alarms by Holm's procedure, worst first.
 
@@ -55,8 +60,10 @@ def slice_alarms(
         slices: All slices' metrics, to find those with enough records.
         figure: (slice name, two-sided confidence) → the accuracy difference there.
         confidence: One-sided family-wise confidence.
+        whole: The figure over all questions: a slice that holds them all is no part of them.
+        masks: The questions of each slice: of several that hold the same the first stands for all.
     """
-    remaining = list(_eligible(slices))
+    remaining = list(_eligible(slices, whole, masks))
     raised: list[Alarm] = []
     while remaining:
         level = (1 - confidence) / len(remaining)
@@ -69,14 +76,22 @@ def slice_alarms(
     return tuple(sorted(raised, key=lambda alarm: (alarm.estimate, alarm.slice)))
 
 
-def _eligible(slices: Mapping[str, Mapping[str, Metric]]) -> Sequence[str]:
-    return [
-        name
-        for name, metrics in slices.items()
-        if name.split("=", 1)[0] in SEARCHED
-        and (metric := metrics.get("accuracy_delta")) is not None
-        and metric.n_records >= MIN_RECORDS
-    ]
+def _eligible(
+    slices: Mapping[str, Mapping[str, Metric]],
+    whole: Metric | None,
+    masks: Mapping[str, BoolArray] | None,
+) -> Sequence[str]:
+    found: dict[object, str] = {}
+    for name, metrics in slices.items():
+        metric = metrics.get("accuracy_delta")
+        if name.split("=", 1)[0] not in SEARCHED or metric is None:
+            continue
+        if metric.n_records < MIN_RECORDS:
+            continue
+        if whole is not None and metric.n_questions == whole.n_questions:
+            continue
+        found.setdefault(name if masks is None else masks[name].tobytes(), name)
+    return list(found.values())
 
 
 def _test(name: str, figure: Figure, level: float) -> Alarm | None:

@@ -76,10 +76,15 @@ def confident_new(statistics: PairStatistics) -> dict[str, Any]:
 
 
 def spearman(statistics: PairStatistics) -> float | None:
-    """Rank correlation of all option probabilities of both models; None where it is undefined."""
-    pairs, valid = statistics.pairs, statistics.values.valid
-    both = np.repeat(valid, pairs.option_counts)
-    first, second = pairs.baseline.logprobs[both], pairs.candidate.logprobs[both]
+    """Rank correlation of p(true) over the true/false questions; None where it is undefined.
+
+    One probability a question: options of one question sum to one, and pooling them all lifts the
+    correlation for no reason.
+    """
+    values = statistics.values
+    first, second = values.baseline.p_true, values.candidate.p_true
+    both = values.valid & ~np.isnan(first) & ~np.isnan(second)
+    first, second = first[both], second[both]
     if len(first) < 2 or first.min() == first.max() or second.min() == second.max():
         return None
     return float(stats.spearmanr(first, second).statistic)

@@ -16,6 +16,7 @@ from clefq.errors import InputError
 from clefq.parity.statistics.arrays import BoolArray, FloatArray, IntArray
 from clefq.parity.statistics.divergences import QuestionValues, question_values
 from clefq.parity.statistics.figures import NONE, pending_figure, resolve, resolve_at
+from clefq.parity.statistics.flatten import segments
 from clefq.parity.statistics.measures import MEAN, PAIRED, SHARE, Measure, find_measure, measures
 from clefq.parity.statistics.metric import OVERALL, Metric
 from clefq.parity.statistics.metric_facts import noise_floor_metrics
@@ -84,6 +85,21 @@ class NoiseFloor:
         if item.metric.method != NONE:
             return item.metric
         return resolve_at(item, sampling_of(self.statistics.pairs, spec), margin)
+
+    def repeats_candidate(self) -> bool:
+        """Whether a replicate's answers are the candidate's bit for bit, where both answered."""
+        own = self.statistics.pairs
+        for pairs, rows in zip(self.replicates, self._rows, strict=True):
+            both = np.flatnonzero(
+                (rows >= 0) & ~own.candidate.failed & ~pairs.candidate.failed[rows]
+            )
+            one = own.candidate.logprobs[segments(own.option_start[both], own.option_counts[both])]
+            other = pairs.candidate.logprobs[
+                segments(pairs.option_start[rows[both]], own.option_counts[both])
+            ]
+            if len(both) and bool((one == other).all()):
+                return True
+        return False
 
     def _excess(self, name: str) -> Measure:
         pairs, values, spec = self.statistics.pairs, self.statistics.values, self.statistics.spec

@@ -41,6 +41,13 @@ def clefq(monkeypatch: pytest.MonkeyPatch) -> Clefq:
     return call
 
 
+@pytest.fixture(autouse=True)
+def set_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests judge made-up answers, of no set; what the set says is tested on its own."""
+    monkeypatch.setattr("clefq.parity.gates.compare.differences", lambda truth, side, role: [])
+    monkeypatch.setattr("clefq.parity.gates.verdict.set_caps", lambda gates, coverage: ())
+
+
 @pytest.fixture
 def run_folder(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run folder with a baseline and a good candidate; the current folder."""

@@ -14,7 +14,9 @@ import pytest
 
 from clefq.parity.rejudge import rejudge
 from clefq.parity.report.documents import check_document, load_schema
+from clefq.parity.report.files import write_breakdown
 from clefq.parity.report.parity_json import signed
+from clefq.store.atomic import sole_writer
 from tests.cli.parity.conftest import Clefq
 from tests.parity.synthetic import (
     OTHER_SHA,
@@ -153,7 +155,7 @@ def test_as_a_process_at_80_columns(run_folder: Path, world: World) -> None:
     assert done.returncode == 1, done.stderr
     lines = done.stdout.splitlines()
     assert lines[1].split() == ["candidate", "accuracy", "Δ", "agreement", "KL", "TV", "verdict"]
-    assert lines[2].startswith("fp8 ") and lines[2].rstrip().endswith("PASS")
+    assert lines[2].startswith("fp8 ") and lines[2].rstrip().endswith("INCONCLUSIVE")
     assert lines[3].startswith("nvfp4 ") and lines[3].rstrip().endswith("FAIL")
     assert all(len(line) <= 80 for line in lines if not line.startswith("report "))
     assert any(line.startswith("report ") and "index.html" in line for line in lines)
@@ -400,3 +402,46 @@ def test_meta_of_the_report_is_that_of_the_predictions(clefq: Clefq, run_folder:
     from dataclasses import asdict
 
     assert side == asdict(meta("fp8"))
+
+
+def test_a_candidate_whose_report_is_gone_is_no_pass(
+    clefq: Clefq, run_folder: Path, world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add(run_folder, world, "nvfp4", Dial(noise=0.5, swap=0.08))
+    assert clefq("parity", "--baseline", "bf16", "--quiet") == 1
+    shutil.rmtree(run_folder / "report" / "synthetic" / "nvfp4")
+    capsys.readouterr()
+    assert clefq("gate", run_folder / "report", "--quiet") == 2
+    said = capsys.readouterr().err
+    assert "nvfp4" in said and "FAIL" in said
+
+
+@pytest.mark.parametrize("scheme", ["NVFP4", "fp88"])
+def test_a_scheme_that_nobody_knows_is_refused(
+    clefq: Clefq, run_folder: Path, world: World, capsys: pytest.CaptureFixture[str], scheme: str
+) -> None:
+    add(run_folder, world, "odd", Dial(noise=0.01), scheme=scheme, arithmetic="w4a16")
+    assert clefq("parity", "--baseline", "bf16", "--candidate", "odd") == 2
+    assert scheme in capsys.readouterr().err
+
+
+def test_two_runs_cannot_write_one_report(
+    clefq: Clefq, run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with sole_writer(run_folder / "report" / "synthetic"):
+        assert clefq("parity", "--baseline", "bf16") == 2
+    assert "another clefq is writing" in capsys.readouterr().err
+    assert clefq("parity", "--baseline", "bf16", "--quiet") == 0
+    left = [path.name for path in (run_folder / "report").iterdir()]
+    assert left == ["synthetic"]
+
+
+def test_names_are_no_formulas_for_a_spreadsheet(tmp_path: Path) -> None:
+    metric = {
+        "estimate": 1.0, "lower": None, "upper": None, "confidence": 0.95, "method": "none",
+        "bootstrap": None, "n_questions": 1, "n_records": 1, "n_infinite": 0, "unit": "share",
+    }  # fmt: skip
+    write_breakdown(
+        tmp_path / "b.csv", {"metrics": {}, "slices": {"cohort==1+1": {"agreement": metric}}}
+    )
+    assert "cohort,'=1+1,agreement" in (tmp_path / "b.csv").read_text("utf-8")

@@ -216,3 +216,14 @@ def test_pass_and_fail_exclude_each_other_at_both_ends(a: float, b: float, limit
     status = decide("at_least", limit, lower, upper)[0]
     assert (status == "pass") == (lower >= limit)
     assert (status == "fail") == (upper < limit)
+
+
+def test_a_share_without_an_event_needs_more_in_proportion() -> None:
+    """Its bound shrinks with n, not with the root of n; the plan of a floor says the same."""
+    from clefq.parity.gates.planning import questions_for_floor
+    from clefq.parity.statistics.intervals import clopper_pearson
+
+    lower = clopper_pearson(100, 100, 0.95)[0]
+    figure = Metric(1.0, lower, 1.0, 0.95, "korn_graubard", None, 100, 100, 0, "share")
+    needed = questions_needed(figure, 0.98, 0.975)
+    assert needed == pytest.approx(questions_for_floor(0.98), rel=0.1)

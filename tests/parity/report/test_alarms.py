@@ -4,6 +4,7 @@ from dataclasses import replace
 from statistics import NormalDist
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from statsmodels.stats.multitest import multipletests
@@ -47,3 +48,22 @@ def test_alarms_skip_margin_bands_and_small_slices() -> None:
     }
     found = slice_alarms(slices, lambda name, level: bad, 0.95)
     assert [alarm.slice for alarm in found] == ["cohort=b"]
+
+
+def test_the_whole_set_and_twins_of_a_slice_are_no_hypotheses() -> None:
+    bad = Metric(-0.02, -0.6, -0.001, 0.95, "t", None, 500, 100, 0, "difference")
+    names = ("cohort=a", "type=noul", "options=2", "length=<2K")
+    slices = {name: {"accuracy_delta": bad} for name in names}
+    levels = []
+
+    def at(name: str, level: float) -> Metric:
+        levels.append(level)
+        return bad
+
+    found = slice_alarms(slices, at, 0.95, replace(bad, n_questions=500))
+    assert found == () and levels == []
+    half = np.arange(1000) < 500
+    masks = {name: half for name in names}
+    found = slice_alarms(slices, at, 0.95, replace(bad, n_questions=1000), masks)
+    assert [alarm.slice for alarm in found] == ["cohort=a"]
+    assert levels == [pytest.approx(0.9)]

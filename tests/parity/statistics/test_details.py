@@ -86,10 +86,12 @@ def case():
     return both, statistics, describe(statistics)
 
 
-def test_spearman_over_all_probabilities(case):
+def test_spearman_is_of_p_true_alone(case):
     frame, _, got = case
-    kept = frame[frame.q.notna()]
-    first, second = np.concatenate(list(kept.logprobs)), np.concatenate(list(kept.q))
+    kept = frame[frame.q.notna() & (frame.question_type == "noul")]
+    at = [list(ids).index("true") for ids in kept.option_ids]
+    first = [p[k] for p, k in zip(kept.logprobs, at, strict=True)]
+    second = [q[k] for q, k in zip(kept.q, at, strict=True)]
     assert got["spearman"] == pytest.approx(stats.spearmanr(first, second).statistic)
 
 
