@@ -401,7 +401,7 @@ def _normalized(lists: pa.ListArray) -> pa.ListArray:
             continue
         values = np.array(row, dtype=np.float64)
         total = float(np.exp(values).sum())
-        near = 0 < total and abs(total - 1) <= _FLOAT32_SUM
+        near = total > 0 and abs(total - 1) <= _FLOAT32_SUM
         rows.append((values - np.log(total)).tolist() if near else row)
     return pa.array(rows, type=lists.type)
 
