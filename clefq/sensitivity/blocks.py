@@ -127,6 +127,24 @@ def uniform(blocks: Iterable[Block], form: str) -> Layout:
     return {block.name: form for block in blocks}
 
 
+def check_groups(blocks: Iterable[Block], forms: Iterable[str]) -> None:
+    """Refuses formats whose groups do not fit the inputs of a Linear.
+
+    Raises:
+        InputError: Such a format, with the first Linear that it does not fit.
+    """
+    widths = {module: shape[1] for block in blocks for module, shape in block.shapes.items()}
+    for form in forms:
+        size = RECIPE_FORMATS[form].weights.group
+        odd = [module for module, columns in widths.items() if size and columns % size]
+        if odd:
+            raise InputError(
+                f"--schemes: {form} cuts inputs into groups of {size}, {odd[0]} has "
+                f"{widths[odd[0]]} ({len(odd)} such in all).",
+                fix=f"leave {form} out.",
+            )
+
+
 def parse_schemes(text: str) -> tuple[str, ...]:
     """Formats from a comma-separated option, finest first.
 

@@ -19,7 +19,7 @@ from clefq.engines.predict import ModelFacts, provenance
 from clefq.errors import InputError
 from clefq.names.models import ModelRef
 from clefq.names.run import BASELINE
-from clefq.sensitivity.blocks import find_blocks
+from clefq.sensitivity.blocks import check_groups, find_blocks
 from clefq.store.atomic import compact_json, sha256_bytes
 from clefq.store.predictions import PredictionsMeta
 from clefq.store.sets import open_set
@@ -78,6 +78,7 @@ class Session:
         self.console = console
         self.checkpoint = open_checkpoint(spec.model)
         self.blocks = find_blocks(self.checkpoint)
+        check_groups(self.blocks, spec.schemes)
         self.eval_folder = open_set(spec.eval_set)
         self.calibration = None if spec.calibration is None else open_set(spec.calibration)
         if "nvfp4" in spec.schemes and self.calibration is None:

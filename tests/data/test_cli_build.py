@@ -222,10 +222,11 @@ def test_interrupted_build_resumes(tmp_path: Path) -> None:
 def test_a_build_that_is_killed_makes_the_same_bytes(tmp_path: Path) -> None:
     """SIGKILL at random moments; the same command then makes what an undisturbed one makes."""
     args = ["eval", "six-tasks", "--data-dir", str(FIXTURES), "--quiet", "--out"]
-    clefq(*args, "whole", cwd=tmp_path)
+    # a set goes by its folder's name
+    clefq(*args, "whole/six", cwd=tmp_path)
     rng = random.Random(int.from_bytes(os.urandom(4), "big"))
     delays = [rng.uniform(0.1, 1.5) for _ in range(2)]
-    command = [sys.executable, "-m", "clefq.cli.main", "build", *ALL_ROWS, *args, "killed"]
+    command = [sys.executable, "-m", "clefq.cli.main", "build", *ALL_ROWS, *args, "killed/six"]
     for delay in delays:
         running = subprocess.Popen(
             command,
@@ -237,14 +238,14 @@ def test_a_build_that_is_killed_makes_the_same_bytes(tmp_path: Path) -> None:
         time.sleep(delay)
         running.kill()
         running.wait()
-        if (tmp_path / "killed").exists():
+        if (tmp_path / "killed" / "six").exists():
             break  # it was complete: killed on its way out, or not at all
-    if not (tmp_path / "killed").exists():
-        clefq(*args, "killed", cwd=tmp_path)
+    if not (tmp_path / "killed" / "six").exists():
+        clefq(*args, "killed/six", cwd=tmp_path)
     made = {
         name: {
-            path.relative_to(tmp_path / name): path.read_bytes()
-            for path in (tmp_path / name).rglob("*")
+            path.relative_to(tmp_path / name / "six"): path.read_bytes()
+            for path in (tmp_path / name / "six").rglob("*")
             if path.is_file()
         }
         for name in ("whole", "killed")

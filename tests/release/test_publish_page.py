@@ -36,7 +36,7 @@ def test_from_bf16_to_the_upload_command(tmp_path: Path) -> None:
     judge, keep = "3. Judge", "6. Keep it proven"
     printed = shell.page("publish.md", judging=(judge, keep))
     assert shell.set == set(variables)
-    assert "clean" in printed["2. Quantize"] and "w4a4" in printed["2. Quantize"]
+    assert "sound" in printed["2. Quantize"] and "w4a4" in printed["2. Quantize"]
     upload = printed["5. Make the folder to upload"]
     assert "hf upload me/clef-nano-NVFP4 upload ." in upload
     assert "computed again: same" in upload.replace("\n", " ")

@@ -167,7 +167,8 @@ def test_the_next_command_runs_where_names_were_given(
         (("--budget-gb", "1", "--budget-speed", "2"), "exclude each other"),
         (("--budget-gb", "-1"), "expected a positive number"),
         (("--budget-bytes", "1000"), "no layout of fp8, nvfp4a16, nvfp4 meets"),
-        (("--schemes", "int4"), "unknown scheme 'int4'"),
+        (("--schemes", "int3"), "unknown scheme 'int3'"),
+        (("--schemes", "int4"), "int4 cuts inputs into groups of 128"),
         (("--speeds", "fp8"), "is no speed"),
     ],
 )

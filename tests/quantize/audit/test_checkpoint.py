@@ -85,7 +85,7 @@ def test_a_manifest_of_the_wrong_types(made: Make, tmp_path: Path, value: object
     shutil.copytree(made("fp8").folder, folder)
     body = json.loads((folder / "clefq.json").read_text())
     (folder / "clefq.json").write_text(json.dumps(body | {"files": value}))
-    with pytest.raises(CheckpointError, match="no object under files"):
+    with pytest.raises(CheckpointError, match="files must be a mapping"):
         audit_checkpoint(folder)
 
 
