@@ -60,8 +60,8 @@ class HttpEngine:
         self.warnings: tuple[str, ...] = ()
         if unsaid:
             self.warnings = (
-                "the server does not say what arithmetic it runs: recorded as bf16 on real "
-                "kernels, of unknown dtype; reports say so",
+                "the server does not say what arithmetic it runs: recorded as unknown on real "
+                "kernels, of unknown dtype; required gates are then inconclusive at best",
             )
         self.info = EngineInfo(
             engine="http",
@@ -192,8 +192,6 @@ def _stated(value: Any, sound: Callable[[str], object]) -> str | None:
 
 def _arithmetic(details: dict[str, Any]) -> Any:
     stated = details.get("arithmetic", UNSAID)
-    if stated == UNSAID:
-        return "bf16"
     if stated not in ARITHMETICS:
         raise InputError(
             f"the server says that it runs {stated} arithmetic, which is none that a scheme means.",

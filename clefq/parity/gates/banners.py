@@ -39,7 +39,7 @@ def banners_of(evidence: Evidence) -> list[str]:
         if unsaid(meta):
             found.append(
                 f"unknown arithmetic ({role}): its server does not say what it runs; "
-                f"{meta.arithmetic} and {meta.kernels} kernels are assumed"
+                f"{meta.kernels} kernels are assumed"
             )
     one, other = evidence.baseline, evidence.candidate
     if one.engine != other.engine:

@@ -174,7 +174,9 @@ def caps(gates: GateFile, baseline: PredictionsMeta, candidate: PredictionsMeta)
                 "cannot be held against what it means"
             )
         meant = MEANT_ARITHMETIC.get(meta.scheme)
-        if meant is not None and meant != meta.arithmetic:
+        if meta.arithmetic == "unknown":
+            found.append(f"nobody says in what arithmetic the {role} ran")
+        elif meant is not None and meant != meta.arithmetic:
             found.append(
                 f"the {role} ran {meta.arithmetic} arithmetic, its scheme {meta.scheme} "
                 f"means {meant}"

@@ -12,6 +12,7 @@ from clefq.parity.gates.verdict import (
     Coverage,
     Evidence,
     Verdict,
+    caps,
     draw_verdict,
     worst,
 )
@@ -194,3 +195,13 @@ def test_a_quantized_baseline_puts_up_a_banner() -> None:
     found = verdict(result("pass"), baseline=meta("fp8"), candidate=meta("nvfp4"))
     assert any("not with BF16" in text for text in found.banners)
     assert not any("swapped" in text for text in found.banners)
+
+
+@pytest.mark.parametrize("role", ["baseline", "candidate"])
+def test_what_nobody_says_caps_the_gates(role: str) -> None:
+    """An arithmetic that a server does not state is not taken for the one that is meant."""
+    metas = {"baseline": meta("bf16"), "candidate": meta("x")}
+    metas[role] = replace(metas[role], arithmetic="unknown")
+    assert caps(GATES, metas["baseline"], metas["candidate"]) == (
+        f"nobody says in what arithmetic the {role} ran",
+    )
