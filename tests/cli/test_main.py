@@ -139,5 +139,6 @@ def test_a_missing_package_names_the_extra_that_brings_it(
         raise ModuleNotFoundError("No module named 'clefq.absent'", name="clefq.absent")
 
     monkeypatch.setattr("clefq.cli.main.app", broken)
-    with pytest.raises(ModuleNotFoundError):
+    with pytest.raises(SystemExit) as stop:
         run()
+    assert stop.value.code == 70
