@@ -38,6 +38,7 @@ from clefq.parity.report.parity_json import document_digest, parity_document, re
 from clefq.parity.run import FROM_BOUNDS, FROM_PREDICTIONS, judge_spec, provenance
 from clefq.parity.statistics.clustering import few_carriers
 from clefq.parity.statistics.metric import OVERALL, Metric
+from clefq.parity.statistics.set_truth import OF_THE_SET
 from clefq.parity.statistics.slices import LENGTH_BANDS, MARGIN_BANDS, OPTION_BANDS
 from clefq.store.atomic import read_json, sha256_bytes, sha256_file
 from clefq.store.predictions import PredictionsMeta, read_predictions
@@ -136,6 +137,14 @@ def rejudge(path: Path) -> Rejudged:
     return Rejudged(path, _checked(document, now), stored, FROM_PREDICTIONS)
 
 
+def _set_faults(document: Mapping[str, Any]) -> tuple[str, ...]:
+    """How the files differed from the set, which need not be here: a report keeps that."""
+    verdict = document["verdict"]
+    if verdict["word"] != INVALID:
+        return ()
+    return tuple(text for text in verdict["reasons"] if text.startswith(OF_THE_SET))
+
+
 def judge_again(document: Mapping[str, Any], path: Path, files: Sequence[Path]) -> CandidateReport:
     """Computes every figure of a stored report anew, by the gates that it embeds.
 
@@ -154,7 +163,8 @@ def judge_again(document: Mapping[str, Any], path: Path, files: Sequence[Path]) 
     spec = judge_spec(loaded, _evidence(document), superseded)
     # the very files that were held against the set then: their hashes were compared
     read = bool(document["coverage"].get("set_read", False))
-    spec = replace(spec, expected=document["coverage"]["expected"], set_read=read)
+    expected = document["coverage"]["expected"]
+    spec = replace(spec, expected=expected, set_read=read, set_faults=_set_faults(document))
     report = judge_candidate(baseline, candidate, spec, replicates)
     return replace(
         report,

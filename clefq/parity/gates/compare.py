@@ -56,6 +56,7 @@ class JudgeSpec:
         expected: Questions of the set where it is known; those in neither file then count as
             failed on both sides.
         truth: The set itself, against which both files are held; None where it is not here.
+        set_faults: How these very files differed from the set when a stored report was made.
         set_read: Whether that was done, or is known to have been done with these very files.
     """
 
@@ -66,6 +67,7 @@ class JudgeSpec:
     threads: int = 2
     expected: int | None = None
     truth: SetTruth | None = None
+    set_faults: tuple[str, ...] = ()
     set_read: bool = True
 
 
@@ -181,7 +183,7 @@ def judge_candidate(
         PredictionsError: The files were made on different sets.
     """
     prereg = assess(spec.loaded, spec.evidence, candidate.meta)
-    faults = _set_faults(spec.truth, baseline, candidate)
+    faults = spec.set_faults or _set_faults(spec.truth, baseline, candidate)
     if faults:
         return _unpaired(baseline.meta, candidate.meta, spec, prereg, faults)
     try:
@@ -416,15 +418,15 @@ def _unpaired(
     prereg: Preregistration,
     reasons: tuple[str, ...],
 ) -> CandidateReport:
+    read = spec.truth is not None or spec.set_read
     verdict = Verdict(
         word=INVALID,
         sentence=f"Nothing can be said about {candidate.variant}: the predictions contradict "
-        + ("each other." if spec.truth is None else "each other or the set."),
+        + ("each other or the set." if read else "each other."),
         reasons=reasons,
         next_step="Predict both models again on the same set, with the same clefq.",
         more_questions=None,
         banners=gate_banners(prereg.status, None),
     )
-    read = spec.truth is not None or spec.set_read
     coverage = Coverage(0, 0, 0, 0, spec.loaded.gates.coverage, set_read=read)
     return CandidateReport(baseline, candidate, spec.loaded, prereg, coverage, None, (), verdict)

@@ -23,6 +23,12 @@ _WORDS = {
     "gold": "gold",
 }
 _EXAMPLES = 3
+# how every sentence of `differences` begins
+OF_THE_SET = tuple(
+    f"the {role} {what}"
+    for role in ("baseline", "candidate")
+    for what in ("was predicted on", "differs from the set in")
+)
 Key = tuple[str, str]
 Row = tuple[str, str, tuple[str, ...], str | None]
 

@@ -91,14 +91,19 @@ class Rollover:
             await new.close()
             self._new = None
             raise
-        self._service.model = model
+        before, self._service.model = self._service.model, model
         self._server.fleet = new
         self._new = None
         self._log(f"another model answers from now on: {new.info.scheme}, {new.info.sha256}.")
-        task = asyncio.create_task(old.drain())
+        task = asyncio.create_task(self._retire(before, old))
         self._draining.add(task)
         task.add_done_callback(self._draining.discard)
         return new
+
+    async def _retire(self, model: Model, fleet: Fleet) -> None:
+        """Ends engines once all that was asked of them is answered, what is still read included."""
+        await self._service.released(model)
+        await fleet.drain()
 
     def _prompts(self, plan: Plan) -> PromptMaker:
         start = plan.spec.start

@@ -6,9 +6,10 @@ import asyncio
 import gc
 import os
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -97,6 +98,8 @@ class Service:
         registry: CollectorRegistry | None = None,
     ) -> None:
         self.model = Model(backend, prompts)
+        self._users: Counter[int] = Counter()
+        self._freed = asyncio.Event()
         self.settings = settings
         self.admission = Admission(
             settings.max_pending, settings.max_pending_bytes, max_reading=settings.max_reading
@@ -188,16 +191,33 @@ class Service:
         with self.admission.read(seen.body.hurry) as ticket:
             raw = await self._read(seen, ticket)
             # a request belongs to the model that runs when it has arrived
-            model = self.model
-            self.check_open(model)
-            prepared = await self._prepare_all(model, raw, form, style.dialect, ticket, seen)
-            del raw
-            scores = await self._score(request, model, prepared.prompt, seen)
-            with seen.stage("answer"):
-                body = await self._run(lambda: self._body(model, prepared, scores, style))
+            with self._using(self.model) as model:
+                self.check_open(model)
+                prepared = await self._prepare_all(model, raw, form, style.dialect, ticket, seen)
+                del raw
+                scores = await self._score(request, model, prepared.prompt, seen)
+                with seen.stage("answer"):
+                    body = await self._run(lambda: self._body(model, prepared, scores, style))
             seen.input_tokens = scores.input_tokens
             ticket.answered = True
         return Response(body, media_type="application/json")
+
+    @contextmanager
+    def _using(self, model: Model) -> Iterator[Model]:
+        """Counts a request to a model, from its choice on: it may be encoded for long."""
+        self._users[id(model)] += 1
+        try:
+            yield model
+        finally:
+            self._users[id(model)] -= 1
+            self._freed.set()
+
+    async def released(self, model: Model) -> None:
+        """Returns once no request is for a model any more that is no longer `self.model`."""
+        while self._users[id(model)]:
+            self._freed.clear()
+            await self._freed.wait()
+        del self._users[id(model)]
 
     def _check_host(self, headers: Headers) -> None:
         if not self._hosts:

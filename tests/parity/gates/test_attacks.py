@@ -13,7 +13,7 @@ from clefq.errors import GateFileError
 from clefq.parity.gates.compare import CandidateReport, JudgeSpec, judge_candidate
 from clefq.parity.gates.files import LoadedGates
 from clefq.parity.gates.parsing import parse_gates
-from clefq.parity.statistics.set_truth import SetTruth, differences
+from clefq.parity.statistics.set_truth import OF_THE_SET, SetTruth, differences
 from clefq.store.predictions import Predictions
 from tests.parity.report.cases import NO_GIT
 from tests.parity.synthetic import SET_SHA, Dial, World, make_world, predictions
@@ -104,6 +104,8 @@ def test_what_both_files_changed_alike_is_invalid(
     found = judge(both, truth=truth_of(pair[0]))
     assert found.verdict.word == "invalid"
     assert [r.split(":")[0].split(" in ")[-1] for r in found.verdict.reasons] == [word, word]
+    # a stored report keeps them, for those who judge it again without the set
+    assert all(reason.startswith(OF_THE_SET) for reason in found.verdict.reasons)
     assert differences(truth_of(pair[0]), pair[0], "baseline") == []
 
 
