@@ -106,7 +106,7 @@ def check_parity(wheel: Wheel) -> None:
         told = ("--variant", variant, "--arithmetic", "bf16", "--scheme", "bf16")
         out = f"{variant}.parquet"
         wheel.clefq("import", answers, "--eval", "sets/nano-eval", *told, "--out", out)
-    base = ("--baseline", "bf16.parquet")
+    base = ("--baseline", "bf16.parquet", "--eval", "sets/nano-eval")
     wheel.clefq("parity", *base, "--candidate", "good.parquet", "--out", "good")
     wheel.clefq("parity", *base, "--candidate", "bad.parquet", "--out", "bad", exits=1)
     wheel.clefq("gate", "good")

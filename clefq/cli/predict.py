@@ -267,5 +267,7 @@ def _next(job: PredictJob, run: RunFolder | None, arithmetic: str) -> str:
     if run is not None:
         return "clefq predict VARIANT for the candidates, or clefq parity --baseline bf16"
     if arithmetic == "bf16":
-        return f"clefq parity --baseline {job.out} --candidate OTHER.parquet"
-    return f"clefq parity --baseline BF16.parquet --candidate {job.out}"
+        names = f"--baseline {job.out} --candidate OTHER.parquet"
+    else:
+        names = f"--baseline BF16.parquet --candidate {job.out}"
+    return f"clefq parity {names} --eval {job.set_path}"
