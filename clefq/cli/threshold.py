@@ -288,10 +288,9 @@ def _percent(value: Metric) -> str:
 
 
 def _points(value: Metric) -> str:
+    from clefq.parity.gates.formatting import figure, interval
+
     if value.estimate is None:
         return "– (no such question)"
-    if value.lower is None or value.upper is None:
-        return f"{100 * value.estimate:+.1f} pt (no interval: too few records)"
-    return (
-        f"{100 * value.estimate:+.1f} pt [{100 * value.lower:+.1f}, {100 * value.upper:+.1f}]"
-    ).replace("-", "−")
+    bounds = interval(value.lower, value.upper, signed=True)
+    return f"{figure(value.estimate, signed=True)} {bounds}"

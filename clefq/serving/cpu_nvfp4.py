@@ -28,12 +28,11 @@ def register_cpu_kernels() -> None:
     linear._clefq_registered = True
 
 
-def _kernel_classes() -> tuple[type, type]:
+def kernel_base() -> type[Any]:
+    """Base class of our own NVFP4 kernels, which run wherever PyTorch does."""
     from vllm.model_executor.kernels.linear.nvfp4.base import NvFp4LinearKernel
 
-    class CpuNvFp4WeightOnly(NvFp4LinearKernel):
-        """W4A16: weights as on disk, activations untouched, products summed in FP32."""
-
+    class Anywhere(NvFp4LinearKernel):
         @classmethod
         def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
             return True, None
@@ -41,6 +40,15 @@ def _kernel_classes() -> tuple[type, type]:
         @classmethod
         def can_implement(cls, config: Any) -> tuple[bool, str | None]:
             return True, None
+
+    return Anywhere
+
+
+def _kernel_classes() -> tuple[type, type]:
+    base: Any = kernel_base()
+
+    class CpuNvFp4WeightOnly(base):
+        """W4A16: weights as on disk, activations untouched, products summed in FP32."""
 
         def process_weights_after_loading(self, layer: Any) -> None:
             scales = layer.weight_scale.data.float().repeat_interleave(NVFP4_GROUP, dim=-1)

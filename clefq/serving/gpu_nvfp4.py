@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from clefq.clef.small_floats import NVFP4_GROUP, quantize_nvfp4, unpack_e2m1
+from clefq.serving.cpu_nvfp4 import kernel_base
 from clefq.serving.settings import FOUR_BIT_KEY, FourBit
 
 if TYPE_CHECKING:
@@ -91,18 +92,10 @@ def _choice(config: VllmConfig) -> FourBit:
 
 
 def _kernel_classes() -> tuple[type, type]:
-    from vllm.model_executor.kernels.linear.nvfp4.base import NvFp4LinearKernel
+    base: Any = kernel_base()
 
-    class GpuNvFp4WeightOnly(NvFp4LinearKernel):
+    class GpuNvFp4WeightOnly(base):
         """W4A16: weights unpacked to BF16 at load, global scale included."""
-
-        @classmethod
-        def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
-            return True, None
-
-        @classmethod
-        def can_implement(cls, config: Any) -> tuple[bool, str | None]:
-            return True, None
 
         def process_weights_after_loading(self, layer: Any) -> None:
             _replace_weight(layer, layer.weight_global_scale)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from clefq.clef.config_match import activation_bits, quantization_of
 from clefq.clef.encoding import DEFAULT_MAX_LENGTH
 from clefq.clef.tensor_files import read_header
+from clefq.clef.weight_files import weight_files
 from clefq.errors import InputError
 from clefq.serving.deltanet import FLASHINFER_HEAD, chosen_backend, fits_flashinfer
 from clefq.serving.head_files import check_format, head_config
@@ -208,11 +209,11 @@ def unpacked_bytes(folder: Path) -> int:
     """Bytes of a four-bit checkpoint's weights once unpacked to BF16; 0 where nothing is packed.
 
     Raises:
-        CheckpointError: A file is no whole safetensors file.
+        CheckpointError: A shard is missing, or no whole safetensors file.
     """
     sizes = [
         (name.endswith(".weight_packed"), info.nbytes)
-        for file in sorted(folder.glob("model*.safetensors"))
+        for file in weight_files(folder)
         for name, info in read_header(file).items()
     ]
     if not any(packed for packed, _ in sizes):

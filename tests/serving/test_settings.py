@@ -32,6 +32,8 @@ HEAD = {
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "joint_head.safetensors").touch()
+    # a header without tensors
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     (tmp_path / "joint_head_config.json").write_text(json.dumps(HEAD))
     text = {"max_position_embeddings": 32768}
     text |= {"linear_key_head_dim": 128, "linear_value_head_dim": 128}

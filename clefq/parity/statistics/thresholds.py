@@ -214,9 +214,8 @@ def threshold_result(
                 fix="ask for a lower --precision.",
             )
         first = found
-    goal = rule.target
-    if goal is None:
-        goal = achieved(questions, questions.baseline, choosing, rule.keep, first)
+    before = achieved(questions, questions.baseline, choosing, rule.keep, first)
+    goal = before if rule.target is None else rule.target
     chosen = threshold_for(questions, questions.candidate, choosing, rule.keep, goal)
     reached = None
     if chosen is not None:
@@ -227,7 +226,7 @@ def threshold_result(
         rule=rule,
         chosen=chosen,
         baseline_threshold=first,
-        kept=(achieved(questions, questions.baseline, choosing, rule.keep, first), reached),
+        kept=(before, reached),
         choosing=int(choosing.sum()),
         judging=int(judging.sum()),
         before=judge.acting(questions.baseline, first),
