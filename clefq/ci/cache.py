@@ -16,7 +16,8 @@ from clefq import __version__
 from clefq.engines.base import EngineName
 from clefq.errors import PredictionsError
 from clefq.names.models import Side
-from clefq.store.atomic import atomic_file, compact_json, sha256_bytes
+from clefq.plain_files import compact_json, sha256_bytes
+from clefq.store.atomic import atomic_file
 from clefq.store.predictions import PredictionsMeta, read_meta
 
 

@@ -17,7 +17,8 @@ from clefq.parity.gates.formatting import MARKS, markdown_cell, markdown_prose
 from clefq.parity.report.files import REPORT_FILE
 from clefq.parity.report.junit import junit_xml
 from clefq.parity.report.markdown import report_markdown
-from clefq.store.atomic import disk_error, read_json, write_json, write_text
+from clefq.plain_files import read_json
+from clefq.store.atomic import disk_error, write_json, write_text
 
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 OUTPUT = "GITHUB_OUTPUT"

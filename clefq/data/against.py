@@ -10,7 +10,7 @@ from clefq.clef.records import Question, Record, iter_records
 from clefq.data.pool import Pool, PoolWriter, open_pool
 from clefq.data.sources.base import Example
 from clefq.errors import DefinitionError
-from clefq.store.atomic import sha256_file
+from clefq.plain_files import sha256_file
 from clefq.store.sets import open_set
 
 

@@ -32,7 +32,8 @@ from clefq.data.tables import not_utf8_fix
 from clefq.data.tokens import PromptCounter
 from clefq.data.variants import apply_variant
 from clefq.errors import DefinitionError
-from clefq.store.atomic import compact_json, sha256_bytes, sole_writer
+from clefq.plain_files import compact_json, sha256_bytes
+from clefq.store.atomic import sole_writer
 from clefq.store.reading import to_plain
 from clefq.store.sets import (
     Decontamination,

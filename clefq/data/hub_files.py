@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from clefq.data.sources.base import HubFiles, Source
 from clefq.errors import DefinitionError, MissingDependencyError
 from clefq.names.hub import is_commit
-from clefq.store.atomic import sha256_bytes
+from clefq.plain_files import sha256_bytes
 from clefq.store.reading import Rule, Stored
 
 DATA_DIR_VARIABLE = "CLEFQ_DATA_DIR"

@@ -14,7 +14,7 @@ from clefq.data.hub_files import unreachable
 from clefq.data.readers import Row, RowError
 from clefq.data.sources.base import Example, HubRef, ReadSpec, Source, record_id
 from clefq.errors import DefinitionError, MissingDependencyError, RecordError
-from clefq.store.atomic import sha256_file
+from clefq.plain_files import sha256_file
 from clefq.store.sets import SourceInfo
 
 

@@ -22,7 +22,8 @@ from clefq.data.loading import Malformed
 from clefq.data.sampling import length_stratum, sample_key
 from clefq.data.sources.base import Example
 from clefq.errors import DefinitionError
-from clefq.store.atomic import compact_json, read_json, write_json
+from clefq.plain_files import compact_json, read_json
+from clefq.store.atomic import write_json
 from clefq.store.reading import to_plain
 
 _TABLE = "table.npz"

@@ -28,7 +28,7 @@ from clefq.data.content import (
     without,
 )
 from clefq.data.pool import Pool
-from clefq.store.atomic import compact_json, sha256_file
+from clefq.plain_files import compact_json, sha256_file
 
 _OWN = "own.jsonl"
 

@@ -12,7 +12,7 @@ from clefq.clef.encoding import EncodeSpec, encode_record
 from clefq.clef.records import Record
 from clefq.clef.tokenizer import PromptTokenizer
 from clefq.errors import DefinitionError
-from clefq.store.atomic import read_json, sha256_file
+from clefq.plain_files import read_json, sha256_file
 
 MAX_RATIO = 200
 _NO_LIMIT = EncodeSpec(max_length=1 << 40)

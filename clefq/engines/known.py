@@ -24,8 +24,8 @@ from clefq.clef.records import Record
 from clefq.engines.base import EngineSpec, RecordResult
 from clefq.errors import ClefqError, InputError
 from clefq.names.run import RunFolder, manifest_of
+from clefq.plain_files import sha256_file
 from clefq.serving.fleet.devices import visible_gpus
-from clefq.store.atomic import sha256_file
 from clefq.store.predictions import PredictionsMeta, read_how, read_meta, read_predictions
 from clefq.store.sets import SetFolder, open_set
 

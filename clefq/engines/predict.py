@@ -24,7 +24,8 @@ from clefq.engines.select import open_engine, runs_here
 from clefq.engines.shards import Shard, parse_shard
 from clefq.errors import ClefqError, InputError
 from clefq.names.models import ModelRef
-from clefq.store.atomic import check_writable, compact_json, sha256_bytes
+from clefq.plain_files import compact_json, sha256_bytes
+from clefq.store.atomic import check_writable
 from clefq.store.predictions import (
     PredictionsMeta,
     check_replaceable,

@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from clefq.errors import InputError
-from clefq.store.atomic import sha256_file
+from clefq.plain_files import sha256_file
 from clefq.store.predictions import Predictions, read_how, read_predictions, write_predictions
 from clefq.store.sets import SetFolder
 

@@ -18,7 +18,8 @@ from clefq.names.hub import (
     split_model,
 )
 from clefq.names.run import RunFolder
-from clefq.store.atomic import compact_json, read_json, sha256_bytes, sha256_file, write_json
+from clefq.plain_files import compact_json, read_json, sha256_bytes, sha256_file
+from clefq.store.atomic import write_json
 
 NANO = "nano"
 _ORIGIN = ".clefq-origin.json"

@@ -40,7 +40,7 @@ from clefq.parity.statistics.clustering import few_carriers
 from clefq.parity.statistics.metric import OVERALL, Metric
 from clefq.parity.statistics.set_truth import OF_THE_SET
 from clefq.parity.statistics.slices import LENGTH_BANDS, MARGIN_BANDS, OPTION_BANDS
-from clefq.store.atomic import read_json, sha256_bytes, sha256_file
+from clefq.plain_files import read_json, sha256_bytes, sha256_file
 from clefq.store.predictions import PredictionsMeta, read_predictions
 
 STORED_BANNER = "judged from stored bounds: the predictions behind them are not here"

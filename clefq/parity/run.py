@@ -24,7 +24,7 @@ from clefq.parity.report.documents import JudgedFrom, Provenance
 from clefq.parity.report.files import ReportSpec, write_reports
 from clefq.parity.report.summary import Sizes
 from clefq.parity.statistics.set_truth import read_truth
-from clefq.store.atomic import sha256_file
+from clefq.plain_files import sha256_file
 from clefq.store.predictions import Predictions, PredictionsMeta, read_predictions
 
 PACKAGES = ("numpy", "scipy", "pandas", "pyarrow")

@@ -16,8 +16,8 @@ from typing import Any
 from clefq.clef.family import FAMILY
 from clefq.clef.weight_files import HEAD_FILES
 from clefq.errors import InputError
+from clefq.plain_files import sha256_bytes, sha256_file
 from clefq.quantize.workers import in_threads
-from clefq.store.atomic import sha256_bytes, sha256_file
 
 # what a release folder holds beside weights, index and config.json
 _COPIED = (

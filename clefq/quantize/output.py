@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from clefq.errors import AuditError, CheckpointError, InputError
-from clefq.store.atomic import atomic_folder, partial_path, read_json, sole_writer, write_json
+from clefq.plain_files import read_json
+from clefq.store.atomic import atomic_folder, partial_path, sole_writer, write_json
 
 MARK = ".fingerprint.json"
 

@@ -10,7 +10,7 @@ import yaml
 
 from clefq.clef.formats import RECIPES, SCHEMES
 from clefq.errors import InputError, RecipeError
-from clefq.store.atomic import sha256_bytes
+from clefq.plain_files import sha256_bytes
 from clefq.store.data_files import data_folder
 from clefq.store.yaml_text import load_yaml, yaml_fault
 

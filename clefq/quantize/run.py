@@ -20,6 +20,7 @@ from clefq.errors import AuditError, InputError, RecipeError
 from clefq.names.hub import verify_download
 from clefq.names.models import ModelRef, find_model
 from clefq.names.run import RunFolder, only_set
+from clefq.plain_files import sha256_file
 from clefq.quantize import finish, preflight
 from clefq.quantize.audit import audit_checkpoint, summary
 from clefq.quantize.audit.measured import FEW_RECORDS, growth
@@ -47,7 +48,7 @@ from clefq.quantize.stream import (
     stream_workers,
 )
 from clefq.quantize.tensors import OutTensor, write_index
-from clefq.store.atomic import sha256_file, write_json, write_text
+from clefq.store.atomic import write_json, write_text
 
 METHODS = ("auto", "oneshot", "stream")
 _WORK = ".work"

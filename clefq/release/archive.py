@@ -10,7 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from clefq.errors import InputError
-from clefq.store.atomic import atomic_file, sha256_file
+from clefq.plain_files import sha256_file
+from clefq.store.atomic import atomic_file
 
 
 def pack(folder: Path, target: Path) -> None:

@@ -32,13 +32,14 @@ from clefq.parity.report.files import SUMMARY_FILE
 from clefq.parity.report.html_page import index_html
 from clefq.parity.report.parity_json import read_parity
 from clefq.parity.report.summary import Sizes, summary_document
+from clefq.plain_files import read_json, sha256_file
 from clefq.quantize.audit import audit_checkpoint
 from clefq.quantize.manifest import MANIFEST, read_manifest
 from clefq.release.evidence import AUDIT, RECIPE, disagreements, gather
 from clefq.release.hash_tree import HashTree, write_tree
 from clefq.release.media import MEDIA_FILE, count_media, write_media
 from clefq.release.speed import BENCH, bench_rows
-from clefq.store.atomic import read_json, sha256_file, write_json, write_text
+from clefq.store.atomic import write_json, write_text
 from clefq.store.set_manifest import read_manifest as read_set_manifest
 from clefq.store.sets import MANIFEST_FILE, RECORDS_FILE
 

@@ -9,9 +9,9 @@ from typing import Any
 from clefq.parity.gates.formatting import count, markdown_cell
 from clefq.parity.gates.rows import figure_rows, gate_row
 from clefq.parity.statistics.metric_facts import MODEL_CARD
+from clefq.plain_files import sha256_file
 from clefq.release.evidence import Evidence, SetEvidence
 from clefq.release.speed import BenchRow, Speed
-from clefq.store.atomic import sha256_file
 
 MAX_GATES = 40
 _TITLES = {

@@ -20,12 +20,12 @@ import numpy.typing as npt
 from clefq.clef.family import FAMILY, TEXT
 from clefq.clef.tensor_files import same_bytes
 from clefq.console import Advance
+from clefq.plain_files import read_json, sha256_file
 from clefq.quantize.audit import files as audit_files
 from clefq.quantize.audit.report import AuditReport
 from clefq.quantize.finish import side_files
 from clefq.quantize.workers import in_threads
 from clefq.release.weights import HEAD_PREFIX, Weight, Weights, open_weights
-from clefq.store.atomic import read_json, sha256_file
 
 STATUSES = ("identical", "changed", "dtype", "shape", "missing", "added")
 _LAYER = re.compile(rf"^{re.escape(TEXT)}\.layers\.(\d+)\.(\w+)")

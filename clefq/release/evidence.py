@@ -18,13 +18,13 @@ from clefq.parity.gates.verdict import ORDER
 from clefq.parity.report.documents import check_document
 from clefq.parity.report.files import SUMMARY_FILE
 from clefq.parity.report.parity_json import document_digest, read_parity
+from clefq.plain_files import read_json, sha256_file
 from clefq.quantize.manifest import MANIFEST, Manifest, read_manifest
 from clefq.release.diff import place_of
 from clefq.release.media import Media, media_of
 from clefq.release.speed import BenchRow, bench_rows
 from clefq.release.weights import Weights, open_weights
 from clefq.store import set_manifest
-from clefq.store.atomic import read_json, sha256_file
 from clefq.store.sets import MANIFEST_FILE
 
 AUDIT = "audit.json"

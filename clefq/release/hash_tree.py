@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from clefq import __version__
+from clefq.plain_files import compact_json, sha256_bytes, sha256_file
 from clefq.quantize.workers import in_threads
-from clefq.store.atomic import compact_json, sha256_bytes, sha256_file, write_json
+from clefq.store.atomic import write_json
 from clefq.store.reading import Stored, expected, read_stored, to_plain
 
 TREE = "evidence.json"

@@ -17,6 +17,7 @@ from clefq.errors import AuditError, InputError
 from clefq.names.run import EVIDENCE, RunFolder, find_place
 from clefq.parity.rejudge import slice_order
 from clefq.parity.report.files import write_breakdown
+from clefq.plain_files import read_json
 from clefq.quantize.finish import hash_files
 from clefq.release.bundle import BundleJob, pack_evidence
 from clefq.release.card import CardOptions, make_card
@@ -24,7 +25,7 @@ from clefq.release.card_text import WrittenCard, card_text, compare, read_card, 
 from clefq.release.evidence import AUDIT, PLUGIN, RELEASE_CODE, Evidence, gather
 from clefq.release.hash_tree import HashTree
 from clefq.release.vendor import write_plugin
-from clefq.store.atomic import atomic_folder, read_json, write_text
+from clefq.store.atomic import atomic_folder, write_text
 from clefq.store.linking import place
 
 CARD = "README.md"

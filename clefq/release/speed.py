@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from clefq.errors import InputError
-from clefq.store.atomic import read_json
+from clefq.plain_files import read_json
 
 BENCH = "bench"
 SIMULATED = "simulated"

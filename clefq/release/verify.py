@@ -27,6 +27,7 @@ from clefq.parity.report.junit import junit_xml
 from clefq.parity.report.markdown import report_markdown
 from clefq.parity.report.parity_json import document_digest, parity_document, read_parity
 from clefq.parity.report.plots import plots
+from clefq.plain_files import compact_json, read_json, sha256_bytes, sha256_file
 from clefq.quantize.finish import identity
 from clefq.quantize.manifest import MANIFEST, Manifest, read_manifest
 from clefq.release.archive import unpacked
@@ -34,7 +35,6 @@ from clefq.release.bundle import CONFIG, gates_name, sides_of, summary_of
 from clefq.release.evidence import AUDIT, RECIPE
 from clefq.release.hash_tree import TREE, HashTree, read_tree, tree_faults
 from clefq.release.media import media_of
-from clefq.store.atomic import compact_json, read_json, sha256_bytes, sha256_file
 from clefq.store.set_manifest import read_manifest as read_set_manifest
 
 TOLERANCE = 1e-9

@@ -13,6 +13,7 @@ from clefq import __version__
 from clefq.console import Console
 from clefq.errors import ClefqError
 from clefq.names.run import EVIDENCE, find_place
+from clefq.plain_files import read_json, sha256_file
 from clefq.quantize.audit import audit_checkpoint
 from clefq.quantize.finish import LOADED, hash_files, served_files
 from clefq.quantize.manifest import MANIFEST
@@ -23,7 +24,6 @@ from clefq.release.evidence import PLUGIN, Evidence, disagreements, gather
 from clefq.release.publish import CARD, write_metrics
 from clefq.release.vendor import write_plugin
 from clefq.release.verify import Verified, verify
-from clefq.store.atomic import read_json, sha256_file
 
 
 def verify_published(folder: Path, root: str | None, console: Console) -> Verified:

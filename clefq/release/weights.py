@@ -19,8 +19,8 @@ from clefq.clef.family import TEXT
 from clefq.clef.formats import STORAGES
 from clefq.clef.tensor_files import TensorInfo, read_header
 from clefq.clef.weight_files import HEAD_FILES, open_tensors
+from clefq.plain_files import read_json
 from clefq.quantize.values import Floats, decode, nvfp4_floats, read_floats
-from clefq.store.atomic import read_json
 
 HEAD_PREFIX = "joint_head."
 CLEF_PREFIX = f"{TEXT}."

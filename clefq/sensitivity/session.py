@@ -19,8 +19,8 @@ from clefq.engines.predict import ModelFacts, provenance
 from clefq.errors import InputError
 from clefq.names.models import ModelRef
 from clefq.names.run import BASELINE
+from clefq.plain_files import compact_json, sha256_bytes
 from clefq.sensitivity.blocks import check_groups, find_blocks
-from clefq.store.atomic import compact_json, sha256_bytes
 from clefq.store.predictions import PredictionsMeta
 from clefq.store.sets import open_set
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from clefq.clef.formats import BF16
 from clefq.errors import ClefqError, InputError
+from clefq.plain_files import compact_json, sha256_bytes
 from clefq.sensitivity.blocks import Block, Layout
 from clefq.sensitivity.figures import Damage, Judge, Measured
 from clefq.sensitivity.schema import (
@@ -34,7 +35,6 @@ from clefq.sensitivity.schema import (
     save,
 )
 from clefq.sensitivity.session import Session
-from clefq.store.atomic import compact_json, sha256_bytes
 from clefq.store.predictions import (
     Predictions,
     check_replaceable,

@@ -13,10 +13,10 @@ from clefq.clef.encoding import DEFAULT_MAX_LENGTH
 from clefq.clef.tensor_files import read_header
 from clefq.clef.weight_files import weight_files
 from clefq.errors import InputError
+from clefq.plain_files import read_json
 from clefq.serving.deltanet import FLASHINFER_HEAD, chosen_backend, fits_flashinfer
 from clefq.serving.head_files import check_format, head_config
 from clefq.serving.layout import ARCHITECTURE
-from clefq.store.atomic import read_json
 
 GdnBackend = Literal["auto", "triton", "flashinfer"]
 GDN_BACKENDS = ("auto", "triton", "flashinfer")

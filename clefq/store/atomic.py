@@ -19,24 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from clefq.errors import InputError
-from clefq.plain_files import compact_json, read_json, read_text, sha256_bytes, sha256_file
-
-__all__ = [
-    "atomic_file",
-    "atomic_folder",
-    "can_name_folder",
-    "check_writable",
-    "compact_json",
-    "disk_error",
-    "partial_path",
-    "read_json",
-    "read_text",
-    "sha256_bytes",
-    "sha256_file",
-    "sole_writer",
-    "write_json",
-    "write_text",
-]
 
 _LONGEST = 200  # bytes; file systems allow 255, and names beside it are a little longer
 

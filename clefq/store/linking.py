@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from clefq.errors import InputError
-from clefq.store.atomic import sha256_file
+from clefq.plain_files import sha256_file
 
 _LINKED_FROM = 64 << 20  # bytes; smaller files may well be edited in place
 _FICLONE = 0x40049409  # ioctl of Linux: share all blocks of another file

@@ -17,14 +17,8 @@ from typing import Any
 
 from clefq.clef.records import Record, iter_records, record_to_json
 from clefq.errors import InputError
-from clefq.store.atomic import (
-    atomic_folder,
-    compact_json,
-    disk_error,
-    sha256_bytes,
-    sha256_file,
-    write_json,
-)
+from clefq.plain_files import compact_json, sha256_bytes, sha256_file
+from clefq.store.atomic import atomic_folder, disk_error, write_json
 from clefq.store.reading import to_plain
 from clefq.store.set_manifest import (
     LENGTH_BANDS,

@@ -20,7 +20,7 @@ from clefq.clef.records import (
     record_to_json,
 )
 from clefq.errors import RecordError
-from clefq.store.atomic import compact_json
+from clefq.plain_files import compact_json
 from tests.clef.generate import record
 
 # Everything but surrogates, which have no UTF-8 form.

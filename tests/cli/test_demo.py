@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from clefq.nano import SETS
-from clefq.store.atomic import sha256_file
+from clefq.plain_files import sha256_file
 from clefq.store.predictions import read_predictions
 from clefq.store.sets import SetDraft, open_set, write_set
 

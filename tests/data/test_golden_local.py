@@ -21,7 +21,7 @@ from clefq.data.definition import definition_path, load_definition
 from clefq.data.loading import Load
 from clefq.data.sources import SOURCES
 from clefq.nano import WEIGHTS
-from clefq.store.atomic import compact_json
+from clefq.plain_files import compact_json
 
 pytestmark = pytest.mark.data
 

@@ -15,7 +15,7 @@ from clefq.data.definition import load_definition
 from clefq.data.hub_files import HubChoice, choose, fetch, find_place
 from clefq.data.sources import SOURCES
 from clefq.errors import DefinitionError
-from clefq.store.atomic import sha256_file
+from clefq.plain_files import sha256_file
 from tests.data.conftest import FIXTURES, Build
 
 huggingface_hub = pytest.importorskip("huggingface_hub")

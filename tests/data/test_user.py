@@ -13,7 +13,7 @@ import pytest
 
 from clefq.data.personal import PersonalFields
 from clefq.errors import DefinitionError
-from clefq.store.atomic import compact_json
+from clefq.plain_files import compact_json
 from tests.data.conftest import FIXTURES, Build
 
 THINGS = (

@@ -12,7 +12,7 @@ from clefq.errors import DefinitionError
 from clefq.nano import SETS
 from clefq.nano.draw import SPLITS
 from clefq.nano.tasks import TASKS, RecordKey, generate, images_of, record_of
-from clefq.store.atomic import compact_json
+from clefq.plain_files import compact_json
 from clefq.store.sets import open_set
 
 DIGEST = "894ee318658e56967dcc46d2ed6dbb3eb47d8d7507203b266429ec069abb6ba1"

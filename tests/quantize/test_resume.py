@@ -18,11 +18,12 @@ from clefq.clef.tensor_files import same_bytes
 from clefq.clef.weight_files import open_tensors
 from clefq.console import Console
 from clefq.errors import AuditError, CheckpointError, InputError
+from clefq.plain_files import sha256_file
 from clefq.quantize import finish, preflight, run
 from clefq.quantize.audit import audit_checkpoint
 from clefq.quantize.run import QuantizeSpec, Result, quantize
 from clefq.quantize.tensors import ShardFile
-from clefq.store.atomic import partial_path, sha256_file
+from clefq.store.atomic import partial_path
 from tests.quantize.conftest import Make
 
 QUIET = Console(quiet=True)

@@ -14,10 +14,11 @@ import pytest
 from clefq.console import Console
 from clefq.errors import InputError
 from clefq.parity.report.parity_json import signed
+from clefq.plain_files import read_json
 from clefq.release.archive import pack
 from clefq.release.hash_tree import TREE, files_of, read_tree, write_tree
 from clefq.release.verify import Verified, differences, verify
-from clefq.store.atomic import read_json, write_json
+from clefq.store.atomic import write_json
 from clefq.store.predictions import read_predictions, write_predictions
 from tests.release.conftest import EVAL, RESAMPLES, Clefq, Drift, call, write_answers
 

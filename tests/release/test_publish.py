@@ -10,9 +10,10 @@ import pytest
 
 from clefq.clef.checkpoint import checkpoint_sha256
 from clefq.parity.gates.formatting import figure
+from clefq.plain_files import read_json, sha256_file
 from clefq.release import verify_published
 from clefq.release.verify import Verified
-from clefq.store.atomic import read_json, sha256_file, write_json
+from clefq.store.atomic import write_json
 from clefq.store.linking import place
 from tests.release.conftest import EVAL, Clefq, call
 

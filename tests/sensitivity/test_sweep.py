@@ -21,12 +21,12 @@ import clefq
 from clefq.clef.records import record_to_json
 from clefq.console import Console
 from clefq.errors import InputError
+from clefq.plain_files import compact_json
 from clefq.sensitivity import sweep as sweep_module
 from clefq.sensitivity.cost import DEFAULT_SPEEDS
 from clefq.sensitivity.run import SearchSpec, run_sensitivity
 from clefq.sensitivity.schema import Budget, Sensitivity, load, save, worst_first
 from clefq.sensitivity.session import Session, SweepSpec
-from clefq.store.atomic import compact_json
 from clefq.store.predictions import read_predictions
 from clefq.store.reading import to_plain
 from clefq.store.sets import open_set

@@ -12,15 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clefq.errors import InputError
+from clefq.plain_files import compact_json, read_json, sha256_bytes, sha256_file
 from clefq.store.atomic import (
     atomic_file,
     atomic_folder,
     check_writable,
-    compact_json,
     partial_path,
-    read_json,
-    sha256_bytes,
-    sha256_file,
     sole_writer,
     write_json,
 )

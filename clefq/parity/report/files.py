@@ -26,14 +26,8 @@ from clefq.parity.report.markdown import report_markdown
 from clefq.parity.report.parity_json import parity_document, signed
 from clefq.parity.report.plots import plots
 from clefq.parity.report.summary import Sizes, summary_document
-from clefq.store.atomic import (
-    disk_error,
-    partial_path,
-    read_json,
-    sole_writer,
-    write_json,
-    write_text,
-)
+from clefq.plain_files import read_json
+from clefq.store.atomic import disk_error, partial_path, sole_writer, write_json, write_text
 
 SUMMARY_FILE = "summary.json"
 REPORT_FILE = "parity.json"

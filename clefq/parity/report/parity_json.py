@@ -17,7 +17,7 @@ from clefq.parity.gates.files import LoadedGates
 from clefq.parity.report.documents import SCHEMA, Provenance, check_document
 from clefq.parity.report.flips import flips_summary
 from clefq.parity.statistics.details import describe
-from clefq.store.atomic import compact_json, read_json, sha256_bytes
+from clefq.plain_files import compact_json, read_json, sha256_bytes
 from clefq.store.predictions import PredictionsMeta
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clefq.clef.records import Record, record_to_json
-from clefq.store.atomic import compact_json
+from clefq.plain_files import compact_json
 from clefq.store.predictions import Predictions
 from clefq.store.sets import open_set
 

@@ -30,11 +30,11 @@ from clefq.clef.family import (
 from clefq.clef.tensor_files import TensorInfo
 from clefq.clef.weight_files import INDEX, FolderTensors, scan_folder
 from clefq.errors import CheckpointError
+from clefq.plain_files import read_json
 from clefq.quantize.audit import bounds, files, foreign, measured, scales, settings, values
 from clefq.quantize.audit import source as against
 from clefq.quantize.audit.report import AuditReport
 from clefq.quantize.calibration import load_calibration
-from clefq.store.atomic import read_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from clefq.clef.images import PROCESSOR_FILES
 from clefq.clef.tensor_files import check_head_file, read_header, same_bytes
 from clefq.clef.weight_files import HEAD_FILES
 from clefq.errors import ClefqError
+from clefq.plain_files import read_json, sha256_file
 from clefq.quantize.audit.report import AuditReport
 from clefq.quantize.audit.values import IMPOSSIBLE, scan
 from clefq.quantize.finish import side_files
-from clefq.store.atomic import read_json, sha256_file
 
 HEAD_CONFIG = "joint_head_config.json"
 TOKENIZER = "tokenizer.json"

@@ -14,12 +14,12 @@ from clefq.clef.family import fused_groups
 from clefq.clef.formats import MODEL_DTYPE, PLAIN_FP8, STORAGES
 from clefq.clef.tensor_files import TensorInfo, same_bytes
 from clefq.clef.weight_files import open_tensors
+from clefq.plain_files import sha256_file
 from clefq.quantize.audit.report import AuditReport
 from clefq.quantize.finish import identity, loaded_files
 from clefq.quantize.manifest import MANIFEST, read_manifest
 from clefq.quantize.values import read_floats, to_bf16
 from clefq.quantize.workers import in_threads
-from clefq.store.atomic import sha256_file
 
 if TYPE_CHECKING:
     from clefq.quantize.audit.tallies import Comparison

@@ -18,10 +18,10 @@ import numpy.typing as npt
 from clefq.clef.config_match import NVFP4, Scheme
 from clefq.clef.tensor_files import Buffer, TensorInfo
 from clefq.errors import ClefqError
+from clefq.plain_files import read_json
 from clefq.quantize.audit.report import AuditReport
 from clefq.quantize.values import impossible
 from clefq.quantize.workers import in_threads
-from clefq.store.atomic import read_json
 
 Refs = Mapping[str, TensorInfo]
 Flags = npt.NDArray[np.bool_]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from clefq.clef.checkpoint import checkpoint_sha256
 from clefq.errors import CheckpointError
+from clefq.plain_files import sha256_bytes
 from clefq.serving.fleet.wire import Start
-from clefq.store.atomic import sha256_bytes
 
 _SUFFIXES = (".safetensors", ".json", ".jinja", ".txt")
 # What is written beside a checkpoint and decides no answer.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from clefq.store.atomic import read_json
+from clefq.plain_files import read_json
 
 HOSTED_NAME = "jev-latest"
 """What the hosted API's SDKs ask for by default."""

@@ -16,7 +16,7 @@ from clefq.parity.gates.preregistration import (
     git_evidence,
 )
 from clefq.parity.gates.schema import BoundBaseline, BoundSet
-from clefq.store.atomic import sha256_file
+from clefq.plain_files import sha256_file
 from tests.parity.synthetic import meta
 
 COMMITTED = "2026-01-01T00:00:00+00:00"
