@@ -280,20 +280,26 @@ def _engine(name: str | None, like: PredictionsMeta | None) -> EngineName:
 
 
 def sizes(found: SetPlan, run: RunFolder | None = None) -> Sizes:
-    """Bytes of the checkpoints that lie here; models that are known by name only have none.
+    """Bytes and measured speed of the checkpoints that lie here; others have none.
 
     Args:
         found: What is compared.
-        run: The run folder: its own predictions files, given by path, have their checkpoints here.
+        run: The run folder: its own predictions files, given by path, have their checkpoints here,
+            and its `bench/` says how fast they were.
     """
+    from dataclasses import replace
+
     from clefq.parity.report.summary import sizes_of
+    from clefq.release.speed import throughput
 
     folders = {}
     for slot in (found.baseline, *found.candidates):
         folder = _folder_of(slot, found.name, run)
         if folder is not None:
             folders[slot.variant] = folder
-    return sizes_of(folders)
+    counted = sizes_of(folders)
+    root = None if run is None else run.root
+    return replace(counted, throughput=throughput(root, counted.bytes))
 
 
 def _folder_of(slot: PredictionsRef, set_name: str, run: RunFolder | None) -> Path | None:

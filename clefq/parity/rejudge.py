@@ -39,7 +39,7 @@ from clefq.parity.run import FROM_BOUNDS, FROM_PREDICTIONS, judge_spec, provenan
 from clefq.parity.statistics.clustering import few_carriers
 from clefq.parity.statistics.metric import OVERALL, Metric
 from clefq.parity.statistics.set_truth import OF_THE_SET
-from clefq.parity.statistics.slices import LENGTH_BANDS, MARGIN_BANDS, OPTION_BANDS
+from clefq.parity.statistics.slices import slice_order
 from clefq.plain_files import read_json, sha256_bytes, sha256_file
 from clefq.store.predictions import PredictionsMeta, read_predictions
 
@@ -249,14 +249,6 @@ def replicates_of(document: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     floor = document["noise_floor"]
     found: Sequence[Mapping[str, Any]] = [] if floor is None else floor["replicates"]
     return found
-
-
-def slice_order(name: str) -> tuple[str, int, str]:
-    """Sort key of a slice name: by key, then the bands' order, then the name."""
-    key, _, value = name.partition("=")
-    bands = {"length": LENGTH_BANDS, "margin": MARGIN_BANDS, "options": OPTION_BANDS}.get(key, ())
-    labels = [label for label, _, _ in bands]
-    return key, labels.index(value) if value in labels else len(labels), value
 
 
 class StoredSource:

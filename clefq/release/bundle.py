@@ -31,7 +31,7 @@ from clefq.parity.report.documents import check_document
 from clefq.parity.report.files import SUMMARY_FILE
 from clefq.parity.report.html_page import index_html
 from clefq.parity.report.parity_json import read_parity
-from clefq.parity.report.summary import Sizes, summary_document
+from clefq.parity.report.summary import sizes_in, summary_document
 from clefq.plain_files import read_json, sha256_file
 from clefq.quantize.audit import audit_checkpoint
 from clefq.quantize.manifest import MANIFEST, read_manifest
@@ -189,12 +189,8 @@ def _pack_summary(folder: Path, documents: Mapping[Path, Mapping[str, Any]], tar
 
 def summary_of(stored: Mapping[str, Any], documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """A summary of these reports, with the sizes and speeds that a stored one knows."""
-    rows = {row["variant"]: row for row in (*stored["candidates"], stored["baseline"])}
     order = [row["variant"] for row in stored["candidates"]]
-    sizes = Sizes(
-        {n: row["size_bytes"] for n, row in rows.items() if row["size_bytes"] is not None},
-        {n: row["throughput"] for n, row in rows.items() if row["throughput"] is not None},
-    )
+    sizes = sizes_in(stored)
     ordered = sorted(documents, key=lambda d: order.index(d["candidate"]["variant"]))
     found: dict[str, Any] = json.loads(json.dumps(summary_document(ordered, sizes)))
     return found

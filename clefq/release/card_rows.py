@@ -141,8 +141,9 @@ def breaches(found: Evidence) -> list[str]:
 
 def speeds(found: Evidence) -> list[Speed]:
     """Everything measured of its speed, on real kernels."""
-    rows = (row for bench in _of_this(found) if not bench.simulated for row in bench.speeds())
-    return [*_summary_speeds(found), *rows]
+    rows = [row for bench in _of_this(found) if not bench.simulated for row in bench.speeds()]
+    listed = {row.source for row in rows}
+    return [row for row in _summary_speeds(found) if row.source.split(",")[0] not in listed] + rows
 
 
 def _of_this(found: Evidence) -> list[BenchRow]:

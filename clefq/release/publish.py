@@ -15,8 +15,8 @@ import yaml
 from clefq.console import Console
 from clefq.errors import AuditError, InputError
 from clefq.names.run import EVIDENCE, RunFolder, find_place
-from clefq.parity.rejudge import slice_order
 from clefq.parity.report.files import write_breakdown
+from clefq.parity.statistics.slices import slice_order
 from clefq.plain_files import read_json
 from clefq.quantize.finish import hash_files
 from clefq.release.bundle import BundleJob, pack_evidence

@@ -89,16 +89,43 @@ def bench_rows(root: Path | None, variant: str) -> list[BenchRow]:
     Raises:
         InputError: A file is none that `clefq bench offline` wrote.
     """
-    found = []
+    return [row for path in bench_files(root) for row in _rows_of(path, read_bench(path), variant)]
+
+
+def _rows_of(path: Path, body: Mapping[str, Any], variant: str) -> Iterator[BenchRow]:
+    rows = body["rows"]
+    for row in rows:
+        if variant in (row["name"], str(row["name"]).removeprefix(f"{row['engine']} ")):
+            cells = tuple(cell for cell in body["cells"] if cell["name"] == row["name"])
+            warnings = tuple(str(warning) for warning in body["warnings"])
+            yield BenchRow(path, row, cells, str(rows[0]["name"]), warnings)
+
+
+def throughput(root: Path | None, sizes: Mapping[str, int]) -> dict[str, dict[str, Any]]:
+    """One speed of each checkpoint, of the file and records that most of them were timed on.
+
+    Args:
+        root: Run folder, or None.
+        sizes: Variant → bytes of its weights; a row of another size is of another checkpoint.
+
+    Returns:
+        Variant → value, unit and source, of real kernels only; variants without any are left out.
+    """
+    found: dict[tuple[Path, str], dict[str, dict[str, Any]]] = {}
     for path in bench_files(root):
-        body = read_bench(path)
-        rows = body["rows"]
-        for row in rows:
-            if variant in (row["name"], str(row["name"]).removeprefix(f"{row['engine']} ")):
-                cells = tuple(cell for cell in body["cells"] if cell["name"] == row["name"])
-                warnings = tuple(str(warning) for warning in body["warnings"])
-                found.append(BenchRow(path, row, cells, str(rows[0]["name"]), warnings))
-    return found
+        try:
+            body = read_bench(path)
+        except InputError:  # of a server, which names no checkpoint
+            continue
+        for variant, nbytes in sizes.items():
+            for bench in _rows_of(path, body, variant):
+                if bench.simulated or bench.row["disk_bytes"] != nbytes:
+                    continue
+                for cell in bench.cells:
+                    speed = {"value": cell["tokens_per_second"], "unit": "tokens/s"}
+                    speed["source"] = f"bench/{path.name}, {cell['records']}"
+                    found.setdefault((path, str(cell["records"])), {})[variant] = speed
+    return max(found.values(), key=len, default={})
 
 
 _ROW = {

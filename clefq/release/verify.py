@@ -27,6 +27,7 @@ from clefq.parity.report.junit import junit_xml
 from clefq.parity.report.markdown import report_markdown
 from clefq.parity.report.parity_json import document_digest, parity_document, read_parity
 from clefq.parity.report.plots import plots
+from clefq.parity.report.summary import sizes_in
 from clefq.plain_files import compact_json, read_json, sha256_bytes, sha256_file
 from clefq.quantize.finish import identity
 from clefq.quantize.manifest import MANIFEST, Manifest, read_manifest
@@ -232,8 +233,9 @@ def _view_faults(
     """The files that show a report must be those that it gives."""
     statistics = report.statistics
     drawn = [] if statistics is None else plots(document, statistics, report.noise)
+    sizes = sizes_in(_read_summary(folder.parent / SUMMARY_FILE))
     texts = {
-        "report.html": [report_html(document, drawn)],
+        "report.html": [report_html(document, drawn, sizes)],
         "report.md": [report_markdown(document)],
         # whether inconclusive gates are failures was the publisher's choice
         "junit.xml": [junit_xml([document], inconclusive_fails=flag) for flag in (True, False)],
@@ -272,9 +274,14 @@ def _gate_faults(document: Mapping[str, Any], folder: Path, name: str) -> Iterat
             yield f"{name}: gates/{path.name} is not the gate file that it embeds"
 
 
-def _summary_faults(path: Path) -> Iterator[str]:
-    stored = read_json(path)
+def _read_summary(path: Path) -> Mapping[str, Any]:
+    stored: Mapping[str, Any] = read_json(path)
     check_document(stored, "summary", path.name)
+    return stored
+
+
+def _summary_faults(path: Path) -> Iterator[str]:
+    stored = _read_summary(path)
     documents = [read_parity(p) for p in sorted(path.parent.glob(f"*/{REPORT}"))]
     named = {row["variant"] for row in stored["candidates"]}
     if named != {document["candidate"]["variant"] for document in documents}:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from clefq.names.run import find_place
 from clefq.release.evidence import gather
+from clefq.release.speed import throughput
 from clefq.store.atomic import write_json
 from tests.release.conftest import Clefq
 
@@ -38,6 +39,20 @@ def bench(path: Path, nbytes: int, kernels: str = "real") -> Path:
     ]  # fmt: skip
     write_json(path, {"rows": rows, "cells": cells, "runs": 3, "warnings": ["a shared machine"]})
     return path
+
+
+def test_one_speed_of_each_checkpoint_for_the_report(tmp_path: Path) -> None:
+    (tmp_path / "bench").mkdir()
+    bench(tmp_path / "bench" / "h200.json", 7)
+    write_json(tmp_path / "bench" / "server.json", {"steps": []})  # names no checkpoint
+    found = throughput(tmp_path, {"bf16": 2, "fp8": 7, "nvfp4": 3})
+    assert {name: speed["value"] for name, speed in found.items()} == {
+        "bf16": 17_150.0, "fp8": 21_955.0,
+    }  # fmt: skip
+    assert found["fp8"]["source"] == "bench/h200.json, 500 tokens"
+    assert throughput(tmp_path, {"fp8": 8}) == throughput(None, {"fp8": 7}) == {}
+    bench(tmp_path / "bench" / "h200.json", 7, "simulated")
+    assert throughput(tmp_path, {"fp8": 7}) == {}
 
 
 def test_throughput_from_a_bench_file(run_folder: Path, clefq: Clefq, tmp_path: Path) -> None:

@@ -57,6 +57,11 @@ def count(value: int | None) -> str:
     return NONE if value is None else f"{value:,}"
 
 
+def signed_count(value: int) -> str:
+    """A difference of counts, with its sign; 0 has none."""
+    return _minus(f"{value:+,d}") if value else "0"
+
+
 def gigabytes(count: int | None) -> str:
     """Bytes as decimal gigabytes, or megabytes below 0.1 GB; three digits."""
     if count is None:

@@ -6,15 +6,28 @@ their own, so that one gate reads alike wherever somebody meets it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from clefq.parity.gates.formatting import MARKS, NONE, count, figure, interval
-from clefq.parity.gates.judging import INCONCLUSIVE, NOT_GATED, GateResult, round_up
+from clefq.parity.gates.formatting import MARKS, NONE, count, figure, interval, signed_count
+from clefq.parity.gates.judging import (
+    INCONCLUSIVE,
+    NOT_GATED,
+    PASS,
+    GateResult,
+    decide,
+    round_up,
+)
+from clefq.parity.gates.preregistration import AFTER_RESULTS, TEMPLATE, UNPROVEN
 from clefq.parity.statistics.metric import AT_LEAST
 from clefq.parity.statistics.metric_facts import find_facts, shown_in, title_of
 
+_ORDER_OF_GATES = {
+    TEMPLATE: "by a template",
+    AFTER_RESULTS: "by gates that came after the results",
+    UNPROVEN: "by gates of which nothing shows that they came first",
+}
 _FIELDS = [field.name for field in fields(GateResult)]
 
 
@@ -66,10 +79,64 @@ class GateRow:
         return None not in (found.estimate, found.lower, found.upper)
 
     @property
+    def met(self) -> bool:
+        """Whether the figure's interval lies on the good side, whatever caps the gate."""
+        found = self.result
+        if found.status == PASS:
+            return True
+        if found.status == NOT_GATED or found.lower is None or found.upper is None:
+            return False
+        return decide(found.direction, found.limit, found.lower, found.upper)[0] == PASS
+
+    @property
+    def axis(self) -> tuple[str, str]:
+        """Gates of one such key are drawn on one axis: unit and sign, and the good side."""
+        facts = find_facts(self.result.metric)
+        unit = facts.unit if facts is not None else ""
+        signed = self.result.margin is not None or (facts is not None and facts.signed)
+        return f"{unit}{' difference' if signed else ''}", self.result.direction
+
+    @property
     def line(self) -> str:
         """The gate in one line: figure, interval, limit and reason."""
         shown = f": {self.figure} {self.interval}, needs" if self.bounded else " needs"
         return f"{self.result.name}{shown} {self.needs}: {self.result.reason}"
+
+
+def qualifiers(document: Mapping[str, Any]) -> tuple[str, ...]:
+    """What stands beside the verdict's word, because the word alone would say too much.
+
+    Args:
+        document: A `parity.json` value.
+
+    Returns:
+        Short phrases, for example `by a template` and `on simulated kernels`; none where the word
+        holds as it stands.
+    """
+    return tuple(_qualifiers(document))
+
+
+def _qualifiers(document: Mapping[str, Any]) -> Iterator[str]:
+    order = document["gate_file"]["preregistration"]["status"]
+    if order in _ORDER_OF_GATES:
+        yield _ORDER_OF_GATES[order]
+    sides = (document["baseline"], document["candidate"])
+    if any(side["kernels"] == "simulated" for side in sides):
+        yield "on simulated kernels"
+    if any(side["arithmetic"] == "unknown" for side in sides):
+        yield "in unknown arithmetic"
+    if not document["coverage"].get("set_read", True):
+        yield "without the set"
+    if document["provenance"]["judged_from"] != "predictions":
+        yield "from stored bounds"
+    if document["verdict"]["word"] == INCONCLUSIVE and _capped(document["gates"]):
+        yield "capped: every required figure meets its limit"
+
+
+def _capped(gates: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the required gates would all pass by their figures."""
+    required = [gate_row(gate) for gate in gates if gate["required"]]
+    return bool(required) and all(row.met for row in required)
 
 
 def gate_row(gate: GateResult | Mapping[str, Any]) -> GateRow:
@@ -183,3 +250,104 @@ def figure_rows(view: str, document: Mapping[str, Any]) -> list[FigureRow]:
     metrics = document["metrics"]
     floor = (document["noise_floor"] or {}).get("metrics") or {}
     return [figure_row(name, metrics[name], floor.get(name)) for name in shown_in(view, metrics)]
+
+
+@dataclass(frozen=True, slots=True)
+class PartRow:
+    """One part of the questions (a cohort, a length band), for people.
+
+    Attributes:
+        name: Its name.
+        questions: Questions with gold in it; all questions where it has no gold.
+        records: Records they are of.
+        baseline: Accuracy of the baseline.
+        candidate: Accuracy of the candidate.
+        difference: Candidate − baseline, in points.
+        interval: Its bounds.
+        bounds: Estimate and bounds as fractions, or None where there is no interval.
+        recovery: The candidate's accuracy over the baseline's.
+        recovery_interval: Its bounds.
+        flips: Changed answers.
+        net: Right answers more or fewer, with a sign.
+    """
+
+    name: str
+    questions: str
+    records: str
+    baseline: str
+    candidate: str
+    difference: str
+    interval: str
+    bounds: tuple[float, float, float] | None
+    recovery: str
+    recovery_interval: str
+    flips: str
+    net: str
+
+
+def part_rows(document: Mapping[str, Any], key: str) -> list[PartRow]:
+    """The parts of one key, worst difference first; none where the set has no gold.
+
+    Args:
+        document: A `parity.json` value.
+        key: Slice key, such as `cohort` or `length`.
+    """
+    found = [
+        (name.partition("=")[2], metrics)
+        for name, metrics in document["slices"].items()
+        if name.startswith(f"{key}=") and metrics["accuracy_delta"]["estimate"] is not None
+    ]
+    found.sort(key=lambda part: (part[1]["accuracy_delta"]["estimate"], part[0]))
+    return [_part_row(name, metrics) for name, metrics in found]
+
+
+def _part_row(name: str, metrics: Mapping[str, Any]) -> PartRow:
+    delta, before = metrics["accuracy_delta"], metrics["accuracy_baseline"]["estimate"]
+    agreement = metrics["agreement"]
+    ends = (delta["estimate"], delta["lower"], delta["upper"])
+    ratio = [recovered(before, end) for end in ends]
+    net = round(delta["estimate"] * delta["n_questions"])
+    return PartRow(
+        name=name,
+        questions=count(delta["n_questions"]),
+        records=count(delta["n_records"]),
+        baseline=figure(before),
+        candidate=figure(metrics["accuracy_candidate"]["estimate"]),
+        difference=figure(delta["estimate"], signed=True),
+        interval=interval(delta["lower"], delta["upper"], signed=True),
+        bounds=None if None in ends else ends,
+        recovery=figure(ratio[0]),
+        recovery_interval=interval(ratio[1], ratio[2]),
+        flips=count(round(agreement["n_questions"] * (1 - agreement["estimate"]))),
+        net=signed_count(net),
+    )
+
+
+def recovered(baseline: float | None, difference: float | None) -> float | None:
+    """The candidate's accuracy over the baseline's, at a difference or at a bound of one.
+
+    The baseline's accuracy is taken as measured: what it adds to the error is the product of its
+    own relative error and the loss, which is small where a candidate is worth a look.
+
+    Args:
+        baseline: Accuracy of the baseline.
+        difference: Candidate − baseline, as fraction; None where there is none.
+    """
+    if difference is None or not baseline:
+        return None
+    return max(0.0, 1 + difference / baseline)
+
+
+def alarm_text(document: Mapping[str, Any]) -> str:
+    """What is said where no slice raised an alarm.
+
+    Args:
+        document: A `parity.json` value with figures.
+    """
+    if document["metrics"]["accuracy_delta"]["estimate"] is None:
+        return "No slice alarm can be raised: the set has no right answers."
+    return (
+        "There is no slice alarm: in no cohort, type, length or number of options is accuracy "
+        "worse for sure (Holm-corrected over all slices of at least 10 records). A small slice "
+        "can hide a loss: see its interval."
+    )

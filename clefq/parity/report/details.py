@@ -57,13 +57,13 @@ def _lines(details: Mapping[str, Any], flips: Mapping[str, Any]) -> Iterator[tup
 
 def _accuracies(details: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     gaps = details["gaps"]
-    if gaps is not None:
+    if gaps is not None and "difference" in gaps["worst"]:  # older reports had it the other way
         worst = gaps["worst"]
         yield (
             "mean gap over cohorts",
-            f"{figure(gaps['mean'], signed=True)} (baseline minus candidate), absolute "
-            f"{figure(gaps['mean_absolute'], signed=True)}, worst {worst['cohort']} "
-            f"{figure(worst['gap'], signed=True)}",
+            f"{figure(gaps['mean'], signed=True)} (candidate − baseline, every cohort weighs "
+            f"alike), mean absolute {100 * gaps['mean_absolute']:.2f} pt, worst "
+            f"{worst['cohort']} {figure(worst['difference'], signed=True)}",
         )
     adjusted = details["accuracy"]
     if adjusted is not None:
@@ -75,14 +75,6 @@ def _accuracies(details: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             + "; failed answers count as wrong",
         )
     yield from _clustering(details.get("clustering") or {})
-    wilson = details["wilson"]
-    for name in ("agreement", "confident_agreement"):
-        if name in (wilson or {}):
-            yield (
-                f"Wilson, {name.replace('_', ' ')}",
-                f"{interval(wilson[name]['lower'], wilson[name]['upper'])}, as if every question "
-                "were independent",
-            )
 
 
 def _clustering(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

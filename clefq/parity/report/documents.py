@@ -432,6 +432,7 @@ class CandidateRow(Size):
         kl: KL(baseline‖candidate), nats.
         tv: Total variation.
         report: Its page, relative to this file.
+        qualifiers: What the verdict's word alone does not say, such as `on simulated kernels`.
     """
 
     variant: str
@@ -451,6 +452,7 @@ class CandidateRow(Size):
     kl: Metric | None
     tv: Metric | None
     report: str
+    qualifiers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ def _write_candidate(
     check_document(document, "parity", REPORT_FILE)
     write_json(target / REPORT_FILE, document)
     drawn = [] if statistics is None else plots(document, statistics, report.noise)
-    write_text(target / "report.html", report_html(document, drawn))
+    write_text(target / "report.html", report_html(document, drawn, spec.sizes))
     write_text(target / "report.md", report_markdown(document))
     junit = junit_xml([document], inconclusive_fails=spec.inconclusive_fails)
     write_text(target / "junit.xml", junit)

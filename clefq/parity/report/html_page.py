@@ -6,6 +6,7 @@ is inserted as it is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -23,11 +24,21 @@ from clefq.parity.gates.formatting import (
     interval,
     short_hash,
 )
-from clefq.parity.gates.rows import GateRow, figure_row, figure_rows, gate_row
+from clefq.parity.gates.rows import (
+    GateRow,
+    PartRow,
+    alarm_text,
+    figure_row,
+    figure_rows,
+    gate_row,
+    part_rows,
+    qualifiers,
+)
 from clefq.parity.gates.verdict import ORDER
 from clefq.parity.report.details import detail_lines
-from clefq.parity.report.plots import Plot
-from clefq.parity.report.svg import Interval, interval_bar
+from clefq.parity.report.plots import Plot, quality_by_size
+from clefq.parity.report.summary import Sizes
+from clefq.parity.report.svg import Axis, Interval, bar_axis, interval_bar
 from clefq.parity.statistics.metric_facts import REPORT, title_of
 
 PREREGISTRATION = {
@@ -36,29 +47,59 @@ PREREGISTRATION = {
     "unproven": "unproven",
     "not_preregistered": "template",
 }
+# slice key → heading
+PARTS = {"cohort": "Accuracy by cohort", "length": "Accuracy by length"}
 
 
-def report_html(document: Mapping[str, Any], plots: Sequence[Plot]) -> str:
+def report_html(
+    document: Mapping[str, Any], plots: Sequence[Plot], sizes: Sizes | None = None
+) -> str:
     """The page of one candidate.
 
     Args:
         document: A `parity.json` value.
         plots: The pictures, in order.
+        sizes: Sizes and speeds of the two models, where they are known.
     """
-    return (
-        _environment()
-        .get_template("report.html.j2")
-        .render(
-            doc=document,
-            verdict=document["verdict"],
-            gates=[gate_row(gate) for gate in document["gates"]],
-            old_gates=_old_gates(document),
-            metrics=figure_rows(REPORT, document),
-            details=detail_lines(document),
-            prereg=PREREGISTRATION[document["gate_file"]["preregistration"]["status"]],
-            plots=[{"title": p.title, "caption": p.caption, "svg": Markup(p.svg)} for p in plots],
-        )
+    gates = [gate_row(gate) for gate in document["gates"]]
+    old = document["gate_file"]["superseded"]
+    page = _environment().get_template("report.html.j2")
+    return page.render(
+        doc=document,
+        verdict=document["verdict"],
+        qualifiers=qualifiers(document),
+        gates=_gate_table([row for row in gates if row.result.required]),
+        advisory=_gate_table([row for row in gates if not row.result.required]),
+        old_gates=_gate_table([gate_row(gate) for gate in old["gates"]] if old else []),
+        no_alarm=alarm_text(document) if document["metrics"] else "",
+        parts=_parts(document),
+        metrics=figure_rows(REPORT, document),
+        details=detail_lines(document),
+        model_size=_model_size(document, sizes or Sizes()),
+        prereg=PREREGISTRATION[document["gate_file"]["preregistration"]["status"]],
+        plots=_shown(plots),
     )
+
+
+def _shown(plots: Sequence[Plot]) -> list[dict[str, Any]]:
+    return [{"title": p.title, "caption": p.caption, "svg": Markup(p.svg)} for p in plots]
+
+
+def _model_size(document: Mapping[str, Any], sizes: Sizes) -> list[tuple[str, str, str]]:
+    """Size and speed of the candidate, each with the baseline's beside it."""
+    one, other = document["baseline"]["variant"], document["candidate"]["variant"]
+    found = []
+    if other in sizes.bytes:
+        size, whole = sizes.bytes[other], sizes.bytes.get(one)
+        share = f", {size / whole:.0%} of it" if whole else ""
+        found.append(("size", gigabytes(size), f"{one} {gigabytes(whole)}{share}"))
+    if other in sizes.throughput:
+        now, before = sizes.throughput[other], sizes.throughput.get(one)
+        beside = str(now["source"])
+        if before is not None and before["unit"] == now["unit"]:
+            beside = f"{one} {before['value']:,.4g}: {now['value'] / before['value']:.2f}×"
+        found.append(("speed", f"{now['value']:,.4g} {now['unit']}", beside))
+    return found
 
 
 def index_html(summary: Mapping[str, Any]) -> str:
@@ -70,8 +111,23 @@ def index_html(summary: Mapping[str, Any]) -> str:
     words = [row["verdict"] for row in summary["candidates"]]
     tally = ", ".join(f"{words.count(word)} {word}" for word in ORDER if word in words)
     rows = [_summary_row(row) for row in summary["candidates"]]
+    worst = [row for row in summary["candidates"] if row["verdict"] == summary["verdict"]]
+    beside = dict.fromkeys(text for row in worst for text in row.get("qualifiers", ()))
     page = _environment().get_template("index.html.j2")
-    return page.render(doc=summary, tally=tally, rows=rows)
+    return page.render(
+        doc=summary,
+        tally=tally,
+        rows=rows,
+        qualifiers=list(beside),
+        asked=_asked(summary),
+        plots=_shown([plot for plot in [quality_by_size(summary)] if plot is not None]),
+    )
+
+
+def _asked(summary: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """A figure over all questions, which says how many there are."""
+    found = (row["agreement"] for row in summary["candidates"])
+    return next((metric for metric in found if metric is not None), None)
 
 
 @cache
@@ -89,7 +145,7 @@ def _environment() -> jinja2.Environment:
     environment.filters.update(
         figure=figure, interval=interval, count=count, short=short_hash, title=title_of
     )
-    environment.filters.update(prose=_prose, size=gigabytes, bar=_bar)
+    environment.filters.update(prose=_prose, size=gigabytes)
     environment.globals.update(MARKS=MARKS, NONE=NONE, css=Markup(sources["style.css"]))
     return environment
 
@@ -101,25 +157,69 @@ def _prose(text: str | None) -> Markup:
     return Markup("").join(map(Markup, shown))
 
 
-def _bar(row: GateRow) -> Markup:
+def _gate_table(rows: Sequence[GateRow]) -> list[dict[str, Any]]:
+    """Rows with their bars, whose axes are common to all of one unit and good side."""
+    drawn: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        if row.bounded:
+            found = row.result
+            drawn.setdefault(row.axis, []).extend(_known(found.lower, found.upper, found.limit))
+    axes = {key: _axis(key[0], values) for key, values in drawn.items()}
+    return [{"row": row, "bar": _bar(row, axes.get(row.axis))} for row in rows]
+
+
+def _known(*values: float | None) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _axis(unit: str, values: Sequence[float]) -> Axis:
+    share = unit == "fraction"
+    below = -math.inf if unit.endswith("difference") else 0.0
+    return bar_axis(values, below, 1.0 if share else math.inf)
+
+
+def _bar(row: GateRow, axis: Axis | None) -> Markup:
     """The picture of a gate's interval against its limit; empty where there is none."""
     found = row.result
-    if found.estimate is None or found.lower is None or found.upper is None:
+    if axis is None or found.estimate is None or found.lower is None or found.upper is None:
         return Markup("")
+    words = f"{row.title} {row.figure} {row.interval}, needs {row.needs}: {found.status}"
+    better = "higher" if found.direction == "at_least" else "lower"
+    unit = row.axis[0]
     return Markup(
         interval_bar(
             Interval(found.estimate, found.lower, found.upper),
+            axis,
             found.limit,
-            found.status,
-            "higher" if found.direction == "at_least" else "lower",
-            f"{row.title} {row.figure} {row.interval}, needs {row.needs}: {found.status}",
+            (found.status, better, words),
+            (_end(axis.low, unit), _end(axis.high, unit)),
         )
     )
 
 
-def _old_gates(document: Mapping[str, Any]) -> list[GateRow]:
-    old = document["gate_file"]["superseded"]
-    return [] if old is None else [gate_row(gate) for gate in old["gates"]]
+def _end(value: float, unit: str) -> str:
+    signed = unit.endswith("difference")
+    return figure(value, unit.removesuffix(" difference"), signed=signed)
+
+
+def _parts(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Accuracy by cohort and by length, each part with its difference on one axis."""
+    found = {title: part_rows(document, key) for key, title in PARTS.items()}
+    ends = [end for rows in found.values() for row in rows for end in row.bounds or ()]
+    axis = bar_axis([0.0, *ends], -1.0, 1.0)
+    return [
+        {"title": title, "rows": [{"row": row, "bar": _part_bar(row, axis)} for row in rows]}
+        for title, rows in found.items()
+        if rows
+    ]
+
+
+def _part_bar(row: PartRow, axis: Axis) -> Markup:
+    if row.bounds is None:
+        return Markup("")
+    words = f"accuracy in {row.name}: {row.difference} {row.interval}"
+    ends = (figure(axis.low, signed=True), figure(axis.high, signed=True))
+    return Markup(interval_bar(Interval(*row.bounds), axis, 0.0, ("", "", words), ends))
 
 
 def _summary_row(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from clefq.parity.gates.formatting import MARKS, count, figure, short_hash
 from clefq.parity.gates.formatting import markdown_cell as _cell
 from clefq.parity.gates.formatting import markdown_prose as _prose
-from clefq.parity.gates.rows import figure_rows, gate_row
+from clefq.parity.gates.rows import alarm_text, figure_rows, gate_row, qualifiers
 from clefq.parity.statistics.metric_facts import REPORT
 
 MAX_GATES = 60
@@ -28,8 +28,10 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     verdict = document["verdict"]
     candidate, baseline = document["candidate"], document["baseline"]
     yield (
-        f"## {MARKS[verdict['word']]} {verdict['word'].upper()}: {_cell(candidate['variant'])}"
+        f"## {MARKS[verdict['word']]} {verdict['word'].upper()}: "
+        f"{_cell(candidate['variant'])}"
         + (f" against {_cell(baseline['variant'])} on {_cell(document['eval_set']['name'])}")
+        + _beside(document)
     )
     yield ""
     for banner in verdict["banners"]:
@@ -48,6 +50,11 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield from _alarms(document)
     yield from _worst(document)
     yield from _facts(document)
+
+
+def _beside(document: Mapping[str, Any]) -> str:
+    found = qualifiers(document)
+    return f" ({', '.join(found)})" if found else ""
 
 
 def _gates(document: Mapping[str, Any]) -> Iterator[str]:
@@ -73,17 +80,19 @@ def _metrics(document: Mapping[str, Any]) -> Iterator[str]:
     rows = figure_rows(REPORT, document)
     if not rows:
         return
-    yield "| metric | figure | interval | bootstrap | questions |"
-    yield "|---|---:|---|---|---:|"
+    yield "| metric | figure | interval | questions |"
+    yield "|---|---:|---|---:|"
     for row in rows:
-        yield (
-            f"| {row.title} | {row.figure} | {row.interval} | {row.bootstrap} | {row.questions} |"
-        )
+        yield f"| {row.title} | {row.figure} | {row.interval} | {row.questions} |"
     yield ""
 
 
 def _alarms(document: Mapping[str, Any]) -> Iterator[str]:
+    if not document["metrics"]:
+        return
     if not document["alarms"]:
+        yield alarm_text(document)
+        yield ""
         return
     yield "Slices where accuracy is worse (Holm-corrected):"
     yield ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from clefq.parity.statistics.divergences import QuestionValues, SideValues
 from clefq.parity.statistics.intervals import wilson
 from clefq.parity.statistics.noise_floor import NoiseFloor
 from clefq.parity.statistics.pair_statistics import PairStatistics
+from clefq.parity.statistics.slices import slice_order
 
 MARGIN_EDGES = np.linspace(0.0, 1.0, 11)
 MIN_BIN = 10
@@ -21,6 +22,7 @@ MIN_SLICE = 200
 MAX_POINTS = 1500
 MAX_SLICES = 40
 CURVE_POINTS = 160
+APART = 9  # user units between two models of one size
 SMALLEST_DISTANCE = 1e-6
 
 
@@ -79,8 +81,8 @@ def flip_rate(values: QuestionValues) -> Plot | None:
     bins = np.clip(np.digitize(values.baseline.margin[valid], MARGIN_EDGES) - 1, 0, 9)
     flipped = ~values.agree[valid]
     rows = [(k, int(flipped[bins == k].sum()), int((bins == k).sum())) for k in range(10)]
-    uppers = [wilson(x, n)[1] for _, x, n in rows if n]
-    top = min(1.0, max(0.02, 1.1 * max(x / n for _, x, n in rows if n), 0.6 * max(uppers)))
+    drawn = [wilson(x, n)[1] if n >= MIN_BIN else x / n for _, x, n in rows if n]
+    top = max(0.02, 1.03 * max(drawn))
     canvas = Canvas(
         Axis(0, 1, "baseline's margin (top option minus second)"),
         Axis(0, top, "answers that flip", percent=True),
@@ -91,16 +93,16 @@ def flip_rate(values: QuestionValues) -> Plot | None:
             continue
         middle = (k + 0.5) / 10
         low, high = wilson(x, n)
-        body += [
-            canvas.bar(k / 10, (k + 1) / 10, x / n, "bar"),
-            canvas.whisker(middle, low, min(high, top), "whisker"),
-            canvas.label((middle, top), f"{x}/{n}", lift=3),
-        ]
+        body.append(canvas.bar(k / 10, (k + 1) / 10, x / n, "bar"))
+        if n >= MIN_BIN:
+            body.append(canvas.whisker(middle, low, high, "whisker"))
+        body.append(text_at((canvas.at((middle, top))[0], 18), f"{x}/{n}"))
     text = "; ".join(f"margin {k / 10:.1f}: {x} of {n}" for k, x, n in rows if n)
     return Plot(
         "Where do answers flip?",
-        "Changed answers by the baseline's margin; above, flips/questions; 95% Wilson "
-        "intervals. Flips belong at the left, where the baseline itself was unsure.",
+        "Changed answers by the baseline's margin; above, flips/questions; 95% Wilson intervals "
+        f"where a bar has {MIN_BIN} questions. Flips belong at the left, where the baseline "
+        "itself was unsure.",
         canvas.draw("Flip rate by margin", text, body),
     )
 
@@ -113,25 +115,26 @@ def slice_agreement(document: Mapping[str, Any], keys: Sequence[str], variant: s
         for name, metrics in document["slices"].items()
         if name.startswith(f"{key}=") and metrics.get("agreement", {}).get("estimate") is not None
     ]
+    rows.sort(key=lambda row: (keys.index(row[0].partition("=")[0]), slice_order(row[0])))
     hidden = max(0, len(rows) - MAX_SLICES)
     rows = rows[:MAX_SLICES]
     if not rows:
         return None
     lows = [metric["lower"] for _, metric in rows if metric["lower"] is not None]
     lowest = min([*lows, *(metric["estimate"] for _, metric in rows)])
-    left, line, width = 190, 26, 640
-    height = line * len(rows) + 44
+    left, line, width, right = 150, 26, 560, 82
+    height = line * len(rows) + 50
     axis = Axis(max(0.0, lowest - 0.03), 1.0, "", percent=True)
 
     def px(value: float) -> float:
-        return left + axis.place(value) * (width - left - 84)
+        return left + axis.place(value) * (width - left - right)
 
     parts = []
     for value, text in axis.ticks():
         x = px(value)
-        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="4" y2="{height - 36}"/>')
-        parts.append(text_at((x, height - 20), text))
-    parts.append(text_at(((left + width - 84) / 2, height - 3), "agreement with the baseline"))
+        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="4" y2="{height - 42}"/>')
+        parts.append(text_at((x, height - 25), text))
+    parts.append(text_at(((left + width - right) / 2, height - 6), "agreement with the baseline"))
     for index, (name, metric) in enumerate(rows):
         y = 17.0 + index * line
         style = "small" if metric["n_questions"] < MIN_SLICE else "main"
@@ -145,7 +148,7 @@ def slice_agreement(document: Mapping[str, Any], keys: Sequence[str], variant: s
             f'<circle class="pt {style}" cx="{px(metric["estimate"]):.1f}" cy="{y}" r="4.5"/>'
         )
         label = f"n={metric['n_questions']:,}"
-        parts.append(text_at((width - 76, y + 4), label, "start", f"t {style}"))
+        parts.append(text_at((width - right + 12, y + 4), label, "start", f"t {style}"))
     text = "; ".join(f"{name}: {metric['estimate']:.4f}" for name, metric in rows)
     more = f" {hidden} further slices are in breakdown.csv." if hidden else ""
     return Plot(
@@ -171,11 +174,11 @@ def distances(values: FloatArray, floor: FloatArray | None, name: str) -> Plot |
     quantiles = np.percentile(values, (50, 90, 99), method="inverted_cdf")
     for level, value in zip((50, 90, 99), quantiles, strict=True):
         if SMALLEST_DISTANCE < value < np.inf:
-            point = (float(value), 1 - level / 100)
-            body += [
-                canvas.dot(point, "pt main"),
-                canvas.label(point, f"p{level} {value:.2g}", _anchor(canvas, point), 8),
-            ]
+            body.append(canvas.dot((float(value), 1 - level / 100), "pt main"))
+    # the curve falls: the upper right corner is free
+    body += canvas.notes([f"p{k} {v:.2g}" for k, v in zip((50, 90, 99), quantiles, strict=True)])
+    if floor is not None:
+        body += canvas.legend([("main", "candidate"), ("ref", "noise floor")])
     text = ", ".join(f"p{k} {v:.3g}" for k, v in zip((50, 90, 99), quantiles, strict=True))
     against = (
         " Dashed: the noise floor, the baseline against its own replicate."
@@ -187,11 +190,6 @@ def distances(values: FloatArray, floor: FloatArray | None, name: str) -> Plot |
         f"Share of questions beyond each distance.{against}",
         canvas.draw(f"Distribution of {name}", text, body),
     )
-
-
-def _anchor(canvas: Canvas, point: tuple[float, float]) -> str:
-    """Text runs towards the middle of the picture."""
-    return "end" if canvas.x.place(point[0]) > 0.8 else "start"
 
 
 def _survival(values: FloatArray, top: float) -> list[tuple[float, float]]:
@@ -208,13 +206,13 @@ def p_true(values: QuestionValues, thresholds: Sequence[float]) -> Plot | None:
         return None
     before, after = values.baseline.p_true[known], values.candidate.p_true[known]
     stride = max(1, -(-len(before) // MAX_POINTS))
-    canvas = Canvas(Axis(0, 1, "baseline p(true)"), Axis(0, 1, "candidate p(true)"), 640, 420)
+    canvas = Canvas(Axis(0, 1, "baseline p(true)"), Axis(0, 1, "candidate p(true)"))
     body = [canvas.line(((0, 0), (1, 1)), "diagonal")]
     flipped = np.zeros(len(before), dtype=np.bool_)
     for threshold in thresholds:
         body.append(canvas.line(((threshold, 0), (threshold, 1)), "threshold"))
         body.append(canvas.line(((0, threshold), (1, threshold)), "threshold"))
-        body.append(canvas.label((threshold, 1), f"{threshold:g}", "start", -10))
+        body.append(canvas.label((threshold, 1), f"{threshold:g}"))
         flipped |= (before >= threshold) != (after >= threshold)
     for x, y in zip(before[~flipped][::stride], after[~flipped][::stride], strict=True):
         body.append(canvas.dot((float(x), float(y)), "pt faint", 2.5))
@@ -255,6 +253,7 @@ def reliability(details: Mapping[str, Any] | None) -> Plot | None:
         body.append(canvas.line(sides[role], f"curve {style}"))
         mark = canvas.diamond if style == "ref" else canvas.dot
         body += [mark(point, f"pt {style}") for point in sides[role]]
+    body += canvas.legend([("ref", "baseline"), ("main", "candidate")])
     text = "; ".join(
         f"{role}: " + ", ".join(f"{x:.2f} to {y:.2f}" for x, y in points)
         for role, points in sides.items()
@@ -285,7 +284,7 @@ def risk_coverage(values: QuestionValues) -> Plot | None:
         Axis(0, min(1.0, top), "errors among them", percent=True),
     )
     body = [canvas.line(points, f"curve {style}") for _, style, points in curves]
-    body += [canvas.label(points[-1], role, "end", 8) for role, _, points in curves]
+    body += canvas.legend([(style, role) for role, style, _ in curves])
     text = "; ".join(f"{role}: {points[-1][1]:.4f} at full coverage" for role, _, points in curves)
     return Plot(
         "What does abstaining buy?",
@@ -303,6 +302,117 @@ def _risk_points(side: SideValues, known: BoolArray) -> list[tuple[float, float]
     return [(float(k / n), float(wrong[k - 1] / k)) for k in steps]
 
 
+@dataclass(frozen=True, slots=True)
+class _Spot:
+    """One model in the plot of quality against size.
+
+    Attributes:
+        name: The variant.
+        size: In the unit of the axis.
+        quality: Accuracy difference, or agreement where the set has no gold.
+        lower: Its lower bound, or None.
+        upper: Its upper bound, or None.
+    """
+
+    name: str
+    size: float
+    quality: float
+    lower: float | None
+    upper: float | None
+
+
+def quality_by_size(summary: Mapping[str, Any]) -> Plot | None:
+    """Accuracy lost or gained (agreement without gold) against size; the models that none beats.
+
+    Args:
+        summary: A `summary.json` value.
+    """
+    found = [row["accuracy_delta"] for row in summary["candidates"]]
+    graded = any(metric is not None and metric["estimate"] is not None for metric in found)
+    largest = max((row["size_bytes"] or 0 for row in _rows(summary)), default=0)
+    unit, scale = ("GB", 1e9) if largest >= 1e8 else ("MB", 1e6)
+    spots = _spots(summary, "accuracy_delta" if graded else "agreement", scale)
+    if len(spots) < 2:
+        return None
+    best = _front(spots)
+    ends = [end for s in spots for end in (s.lower, s.upper, s.quality) if end is not None]
+    edge = 0.05 * (max(ends) - min(ends)) or 0.01
+    label = "accuracy, candidate − baseline" if graded else "agreement with the baseline"
+    canvas = Canvas(
+        Axis(0, 1.15 * max(spot.size for spot in spots), f"weights on disk, {unit}"),
+        Axis(min(ends) - edge, max(ends) + edge, label, percent=True),
+    )
+    body = [canvas.line([(s.size, s.quality) for s in best], "curve ref")]
+    body += _draw_spots(canvas, spots, best)
+    body += canvas.legend([("ref", "no other is both smaller and better")])
+    text = "; ".join(f"{s.name}: {s.size:.4g} {unit}, {s.quality:+.4f}" for s in spots)
+    return Plot(
+        f"What does each {'gigabyte' if unit == 'GB' else 'megabyte'} buy?",
+        f"{label.capitalize()}, with its 95% interval. Grey: another model is at most as large "
+        "and at least as good, as measured; where intervals overlap, which is better is open.",
+        canvas.draw("Quality against size", text, body),
+    )
+
+
+def _rows(summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [summary["baseline"], *summary["candidates"]]
+
+
+def _spots(summary: Mapping[str, Any], name: str, scale: float) -> list[_Spot]:
+    """The models of which size and quality are known; the baseline is what it is itself."""
+    itself = {"estimate": 0.0 if name == "accuracy_delta" else 1.0, "lower": None, "upper": None}
+    return [
+        _Spot(row["variant"], row["size_bytes"] / scale, *(metric[key] for key in _ENDS))
+        for row in _rows(summary)
+        if row["size_bytes"]
+        and (metric := row.get(name, itself)) is not None
+        and metric["estimate"] is not None
+    ]
+
+
+_ENDS = ("estimate", "lower", "upper")
+
+
+def _front(spots: Sequence[_Spot]) -> list[_Spot]:
+    """The models that no other beats: smaller or as small, and better or as good; by size."""
+    found: list[_Spot] = []
+    for spot in sorted(spots, key=lambda s: (s.size, -s.quality, s.name)):
+        if not found or spot.quality > found[-1].quality:
+            found.append(spot)
+    return found
+
+
+def _draw_spots(canvas: Canvas, spots: Sequence[_Spot], best: Sequence[_Spot]) -> Iterator[str]:
+    """Points with intervals and names; what would lie on a neighbour is moved aside."""
+    ordered = sorted(spots, key=lambda s: (s.size, s.name))
+    places = _apart([canvas.at((spot.size, 0))[0] for spot in ordered])
+    named: list[tuple[float, float]] = []
+    edges = [canvas.at((canvas.x.low, 0))[0], *places, canvas.at((canvas.x.high, 0))[0]]
+    for index, (spot, x) in enumerate(zip(ordered, places, strict=True)):
+        style = "main" if spot in best else "small"
+        if spot.lower is not None and spot.upper is not None:
+            low, high = (canvas.at((0, end))[1] for end in (spot.lower, spot.upper))
+            ends = f'y1="{low:.1f}" y2="{high:.1f}"'
+            yield f'<line class="iv {style}" x1="{x:.1f}" x2="{x:.1f}" {ends}/>'
+        y = canvas.at((0, spot.quality))[1]
+        yield f'<circle class="pt {style}" cx="{x:.1f}" cy="{y:.1f}" r="4.5"/>'
+        line = y - 8
+        while any(abs(line - other) < 15 and abs(x - at) < 110 for at, other in named):
+            line -= 15
+        named.append((x, line))
+        # the name runs to the side that is free
+        right = edges[index + 2] - x > x - edges[index]
+        yield text_at((x + 8 if right else x - 8, line), spot.name, "start" if right else "end")
+
+
+def _apart(places: Sequence[float]) -> list[float]:
+    """Sorted positions, moved so that neighbours do not lie on each other."""
+    found: list[float] = []
+    for place in places:
+        found.append(max(place, found[-1] + APART) if found else place)
+    return found
+
+
 def _shorten(text: str) -> str:
     name = text.split("=", 1)[1]
-    return name if len(name) <= 24 else name[:23] + "…"
+    return name if len(name) <= 20 else name[:19] + "…"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from clefq.clef.checkpoint import weight_bytes
+from clefq.parity.gates.rows import qualifiers
 from clefq.parity.gates.verdict import EXIT_CODES, worst
 from clefq.parity.report.documents import SUMMARY_SCHEMA
 from clefq.parity.statistics.metric_facts import SUMMARY, load_facts
@@ -26,6 +27,15 @@ class Sizes:
 
     bytes: Mapping[str, int] = field(default_factory=dict)
     throughput: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def sizes_in(summary: Mapping[str, Any]) -> Sizes:
+    """The sizes and speeds that a stored `summary.json` knows."""
+    rows = {row["variant"]: row for row in (*summary["candidates"], summary["baseline"])}
+    return Sizes(
+        {n: row["size_bytes"] for n, row in rows.items() if row["size_bytes"] is not None},
+        {n: row["throughput"] for n, row in rows.items() if row["throughput"] is not None},
+    )
 
 
 def sizes_of(folders: Mapping[str, Path]) -> Sizes:
@@ -75,6 +85,7 @@ def _row(document: Mapping[str, Any], sizes: Sizes) -> dict[str, Any]:
         "variant": variant,
         "verdict": verdict["word"],
         **{key: verdict[key] for key in ("sentence", "next_step", "more_questions", "exit_code")},
+        "qualifiers": list(qualifiers(document)),
         **{key: side[key] for key in ("scheme", "kernels", "arithmetic", "engine")},
         "accuracy": metrics.get("accuracy_candidate"),
         **{name: metrics.get(name) for name in _listed()},

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from html import escape
 
 Point = tuple[float, float]
-WIDTH, HEIGHT = 640, 320
-LEFT, RIGHT, TOP, BOTTOM = 62, 16, 14, 46
+WIDTH, HEIGHT = 560, 330
+LEFT, RIGHT, TOP, BOTTOM = 62, 18, 32, 46
+BAR_WIDTH, BAR_HEIGHT, BAR_EDGE = 240, 42, 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,8 @@ class Axis:
         values = [step * k for k in range(first, math.floor(self.high / step + 1e-9) + 1)]
         if self.percent:
             digits = max(0, -math.floor(math.log10(step * 100) + 1e-9))
-            return [(value, f"{100 * value:.{digits}f}%") for value in values]
+            texts = (f"{100 * value:.{digits}f}%".replace("-", "−") for value in values)
+            return list(zip(values, texts, strict=True))
         return [(value, f"{value:.10g}") for value in values]
 
 
@@ -118,6 +120,23 @@ class Canvas:
         px, py = self.at(point)
         return text_at((px, py - lift), text, anchor)
 
+    def legend(self, entries: Iterable[tuple[str, str]], at: float = LEFT) -> Iterable[str]:
+        """Names of curves, one beside the other above the plot area, where nothing is drawn.
+
+        Args:
+            entries: Style (`main`, `ref`) and text of each.
+            at: Where the first begins.
+        """
+        for style, text in entries:
+            yield f'<line class="curve {style}" x1="{at:g}" x2="{at + 26:g}" y1="14" y2="14"/>'
+            yield text_at((at + 32, 18), text, "start")
+            at += 56 + 7.5 * len(text)
+
+    def notes(self, lines: Sequence[str]) -> Iterable[str]:
+        """Text in the upper right corner of the plot area, a line each."""
+        for index, line in enumerate(lines):
+            yield text_at((self.width - RIGHT - 4, TOP + 16 + 18 * index), line, "end")
+
     def draw(self, title: str, description: str, body: Iterable[str]) -> str:
         """The whole picture with axes."""
         parts = [*self._axes(), *body]
@@ -178,37 +197,61 @@ class Interval:
     upper: float
 
 
+def bar_axis(values: Iterable[float], floor: float, ceiling: float) -> Axis:
+    """The common axis of several bars.
+
+    Args:
+        values: All bounds and limits that are drawn on it.
+        floor: Smallest value that their unit has.
+        ceiling: Largest.
+    """
+    known = list(values)
+    low, high = min(known), max(known)
+    span = high - low or max(abs(high), 1e-3)
+    return Axis(max(floor, low - 0.06 * span), min(ceiling, high + 0.06 * span), "")
+
+
 def interval_bar(
-    interval: Interval, limit: float, status: str, better: str, description: str
+    interval: Interval,
+    axis: Axis,
+    limit: float,
+    look: tuple[str, str, str],
+    ends: tuple[str, str],
 ) -> str:
-    """An interval beside its limit: the bad side of the limit is hatched.
+    """An interval beside its limit: the bad side of the limit is shaded.
 
     Args:
         interval: Estimate and bounds.
+        axis: The axis that bars of its unit share.
         limit: The limit.
-        status: The gate's status, a CSS class.
-        better: `higher` or `lower`.
-        description: The same in words, for screen readers.
+        look: CSS class; which way is better (`higher`, `lower`, or empty where neither side is
+            bad); the same in words, for screen readers.
+        ends: The axis's first and last value as text.
     """
-    width, height, middle = 240, 34, 17
-    values = (interval.lower, interval.upper, limit)
-    span = max(values) - min(values) or max(abs(limit), 1e-3)
-    axis = Axis(min(values) - 0.15 * span, max(values) + 0.15 * span, "")
+    style, better, description = look
+    middle = 14
 
     def px(value: float) -> float:
-        return 4 + axis.place(value) * (width - 8)
+        return BAR_EDGE + axis.place(value) * (BAR_WIDTH - 2 * BAR_EDGE)
 
     low, high, at, mark = px(interval.lower), px(interval.upper), px(interval.estimate), px(limit)
-    bad_x, bad_w = (4.0, mark - 4) if better == "higher" else (mark, width - 4 - mark)
-    parts = [
-        f'<rect class="bad" x="{bad_x:.1f}" y="4" width="{bad_w:.1f}" height="{height - 8}"/>',
-        f'<line class="limit" x1="{mark:.1f}" x2="{mark:.1f}" y1="1" y2="{height - 1}"/>',
-        f'<line class="iv {status}" x1="{low:.1f}" x2="{high:.1f}" y1="{middle}" y2="{middle}"/>',
-    ]
+    parts = [f'<line class="grid" x1="{BAR_EDGE}" x2="{BAR_WIDTH - BAR_EDGE}" y1="27" y2="27"/>']
+    if better:
+        bad_x, bad_end = (BAR_EDGE, mark) if better == "higher" else (mark, BAR_WIDTH - BAR_EDGE)
+        parts.append(
+            f'<rect class="bad" x="{bad_x:.1f}" y="2" width="{bad_end - bad_x:.1f}" height="25"/>'
+        )
+    parts.append(
+        f'<line class="limit" x1="{mark:.1f}" x2="{mark:.1f}" y1="1" y2="27"/>'
+        f'<line class="iv {style}" x1="{low:.1f}" x2="{high:.1f}" y1="{middle}" y2="{middle}"/>'
+    )
     for end in (low, high):
         parts.append(
-            f'<line class="iv {status}" x1="{end:.1f}" x2="{end:.1f}" '
+            f'<line class="iv {style}" x1="{end:.1f}" x2="{end:.1f}" '
             f'y1="{middle - 5}" y2="{middle + 5}"/>'
         )
-    parts.append(f'<circle class="pt {status}" cx="{at:.1f}" cy="{middle}" r="4.5"/>')
-    return picture((width, height), "interval against the limit", description, parts, "bar")
+    parts.append(f'<circle class="pt {style}" cx="{at:.1f}" cy="{middle}" r="4.5"/>')
+    parts.append(text_at((BAR_EDGE, 39), ends[0], "start", "small"))
+    parts.append(text_at((BAR_WIDTH - BAR_EDGE, 39), ends[1], "end", "small"))
+    size = (BAR_WIDTH, BAR_HEIGHT)
+    return picture(size, "interval against the limit", description, parts, "bar")

@@ -134,21 +134,22 @@ def gaps(statistics: PairStatistics) -> dict[str, Any] | None:
     """Accuracy differences by cohort: all, their unweighted means, the worst.
 
     Cards that report a "mean gap" over benchmarks mean this: every cohort weighs alike. A gap is
-    baseline minus candidate, so that a positive one is a loss.
+    candidate − baseline, as every difference here: a negative one is a loss, whatever the sign on
+    such a card.
     """
     by_cohort = {}
     for name, metrics in _cohorts(statistics).items():
         estimate = metrics["accuracy_delta"].estimate
         if estimate is not None:
-            by_cohort[name] = 0.0 - estimate
+            by_cohort[name] = estimate
     if not by_cohort:
         return None
-    worst = max(sorted(by_cohort), key=lambda name: by_cohort[name])
+    worst = min(sorted(by_cohort), key=lambda name: by_cohort[name])
     return {
         "by_cohort": by_cohort,
         "mean": float(np.mean(list(by_cohort.values()))),
         "mean_absolute": float(np.mean(np.abs(list(by_cohort.values())))),
-        "worst": {"cohort": worst, "gap": by_cohort[worst]},
+        "worst": {"cohort": worst, "difference": by_cohort[worst]},
     }
 
 

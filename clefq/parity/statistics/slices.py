@@ -51,3 +51,11 @@ def _bands(
     key: str, values: FloatArray, bands: Sequence[tuple[str, float, float]]
 ) -> dict[str, BoolArray]:
     return {f"{key}={label}": (values >= low) & (values < high) for label, low, high in bands}
+
+
+def slice_order(name: str) -> tuple[str, int, str]:
+    """Sort key of a slice name: by key, then the bands' order, then the name."""
+    key, _, value = name.partition("=")
+    bands = {"length": LENGTH_BANDS, "margin": MARGIN_BANDS, "options": OPTION_BANDS}.get(key, ())
+    labels = [label for label, _, _ in bands]
+    return key, labels.index(value) if value in labels else len(labels), value

@@ -3,7 +3,9 @@
 import json
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,13 +14,16 @@ from hypothesis import strategies as st
 from clefq.parity.gates.compare import JudgeSpec, judge_candidate
 from clefq.parity.gates.files import load_gates
 from clefq.parity.gates.formatting import figure, gigabytes, interval
+from clefq.parity.gates.rows import gate_row, part_rows, qualifiers
 from clefq.parity.gates.schema import Gate, GateFile
-from clefq.parity.report.html_page import index_html, report_html
+from clefq.parity.report.html_page import _gate_table, index_html, report_html
 from clefq.parity.report.junit import junit_xml
 from clefq.parity.report.markdown import report_markdown
 from clefq.parity.report.parity_json import parity_document
-from clefq.parity.report.svg import Axis, Interval, interval_bar, nice_step
+from clefq.parity.report.summary import Sizes
+from clefq.parity.report.svg import BAR_EDGE, BAR_WIDTH, Axis, Interval, interval_bar, nice_step
 from clefq.store.predictions import Predictions
+from tests.parity.gates.test_verdict import result
 from tests.parity.report.cases import NO_GIT, PROVENANCE, read_page
 from tests.parity.synthetic import World, predictions
 
@@ -61,6 +66,7 @@ def test_html_top_says_verdict_reason_and_next_step(folder: Path, document: dict
         assert heading in words, heading
 
 
+AXIS = Axis(0.7, 1.0, "")
 HOSTILE = '<img src=x onerror="alert(1)">|`*_[a](b)\n# x'
 
 
@@ -148,21 +154,120 @@ def test_axis_ticks_lie_on_the_axis(span: float) -> None:
 
 def test_interval_bar_shades_the_bad_side() -> None:
     def bad_zone(better: str) -> tuple[float, float]:
-        text = interval_bar(Interval(0.9, 0.8, 1.0), 0.85, "inconclusive", better, "d")
-        found = re.search(r'class="bad" x="([\d.]+)" y="4" width="([\d.]+)"', text)
+        look = ("inconclusive", better, "d")
+        text = interval_bar(Interval(0.9, 0.8, 1.0), AXIS, 0.85, look, ("80%", "100%"))
+        found = re.search(r'class="bad" x="([\d.]+)" y="2" width="([\d.]+)"', text)
         assert found is not None
         return float(found[1]), float(found[2])
 
     left, right = bad_zone("higher"), bad_zone("lower")
-    assert left[0] == 4.0
+    assert left[0] == BAR_EDGE
     assert left[0] + left[1] == pytest.approx(right[0], abs=0.2)
-    assert right[0] + right[1] == pytest.approx(236, abs=0.2)
+    assert right[0] + right[1] == pytest.approx(BAR_WIDTH - BAR_EDGE, abs=0.2)
+    neutral = interval_bar(Interval(0.9, 0.8, 1.0), AXIS, 0.85, ("", "", "d"), ("80%", "100%"))
+    assert 'class="bad"' not in neutral
+
+
+def test_bars_of_one_unit_share_their_axis_which_holds_every_bound() -> None:
+    floors = [replace(result("pass", name), lower=low) for name, low in (("a", 0.6), ("b", 0.94))]
+    loss = replace(result("pass", "c"), metric="accuracy_delta", margin=0.02, bound=None,
+                   estimate=0.0, lower=-0.01, upper=0.03)  # fmt: skip
+    bars = [str(item["bar"]) for item in _gate_table([gate_row(g) for g in (*floors, loss)])]
+    ends = [re.findall(r'class="small"[^>]*>([^<]+)<', bar) for bar in bars]
+    assert ends[0] == ends[1] != ends[2]
+    assert all("pt" in end for end in ends[2])
+    limits = [re.search(r'class="limit" x1="([\d.]+)"', bar)[1] for bar in bars]  # type: ignore[index]
+    assert limits[0] == limits[1]
+    lows = [float(re.findall(r'class="iv pass" x1="([\d.]+)"', bar)[0]) for bar in bars]
+    assert BAR_EDGE < lows[0] < lows[1]
 
 
 def test_index_names_the_tally(folder: Path) -> None:
     summary = json.loads((folder / "summary.json").read_text("utf-8"))
     two = {**summary, "candidates": summary["candidates"] * 2}
     assert "2 inconclusive" in index_html(two)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, {"on simulated kernels"}),
+        ({"kernels": "real"}, set()),
+        ({"status": "not_preregistered"}, {"by a template", "on simulated kernels"}),
+        ({"kernels": "real", "set_read": False}, {"without the set"}),
+        ({"kernels": "real", "judged_from": "stored bounds"}, {"from stored bounds"}),
+        ({"kernels": "real", "arithmetic": "unknown"}, {"in unknown arithmetic"}),
+        ({"kernels": "real", "word": "inconclusive", "gate": "inconclusive"},
+         {"capped: every required figure meets its limit"}),
+    ],
+)  # fmt: skip
+def test_the_verdicts_box_says_what_the_word_does_not(
+    document: dict, change: dict[str, Any], words: set[str]
+) -> None:
+    found = json.loads(json.dumps(document))
+    found["gate_file"]["preregistration"]["status"] = change.get("status", "preregistered")
+    found["candidate"]["kernels"] = change.get("kernels", "simulated")
+    found["candidate"]["arithmetic"] = change.get("arithmetic", "w4a4")
+    found["coverage"]["set_read"] = change.get("set_read", True)
+    found["provenance"]["judged_from"] = change.get("judged_from", "predictions")
+    found["verdict"]["word"] = change.get("word", "pass")
+    met = replace(result(change.get("gate", "pass")), lower=0.91)
+    found["gates"] = [met.to_json()]
+    assert set(qualifiers(found)) == words
+    text = report_html(found, [])
+    box = text[text.index('<div class="word">') : text.index('<p class="sentence">')]
+    assert all(word in box for word in words)
+    assert ('class="but"' in box) == bool(words)
+
+
+def test_advisory_gates_are_folded_unless_one_is_broken(document: dict) -> None:
+    found = json.loads(json.dumps(document))
+    base = found["gates"][0]
+    found["gates"] = [base, {**base, "name": "aside", "required": False, "status": "pass"}]
+    shown = report_html(found, [])
+    assert "<details><summary>1 advisory gate, deciding nothing: 1 pass<" in shown
+    found["gates"][1]["status"] = "fail"
+    assert "<details open><summary>1 advisory gate" in report_html(found, [])
+
+
+def test_parts_show_difference_recovery_flips_and_net(document: dict) -> None:
+    rows = part_rows(document, "cohort")
+    assert len(rows) == sum(name.startswith("cohort=") for name in document["slices"])
+    differences = [float(row.difference.split()[0].replace("−", "-")) for row in rows]
+    assert differences == sorted(differences)
+    metrics = document["slices"][f"cohort={rows[0].name}"]
+    ratio = metrics["accuracy_candidate"]["estimate"] / metrics["accuracy_baseline"]["estimate"]
+    assert rows[0].recovery == f"{100 * ratio:.2f}%"
+    net = metrics["accuracy_delta"]["estimate"] * metrics["accuracy_delta"]["n_questions"]
+    assert int(rows[0].net.replace("−", "-")) == round(net) < 0 < int(rows[0].flips)
+
+
+def test_alarms_are_said_where_there_are_none(document: dict) -> None:
+    found = json.loads(json.dumps(document))
+    found["alarms"] = []
+    assert "There is no slice alarm" in report_html(found, [])
+    assert "There is no slice alarm" in report_markdown(found)
+    for metric in (found["metrics"]["accuracy_delta"],):
+        metric["estimate"] = metric["lower"] = metric["upper"] = None
+    assert "has no right answers" in report_html(found, [])
+
+
+def test_size_and_speed_stand_on_the_candidates_page(document: dict) -> None:
+    speed = {"value": 200.0, "unit": "tokens/s", "source": "bench/a.json, 500 tokens"}
+    sizes = Sizes({"bf16": 20_000_000_000, "nvfp4": 12_000_000_000},
+                  {"bf16": {**speed, "value": 100.0}, "nvfp4": speed})  # fmt: skip
+    text = report_html(document, [], sizes)
+    assert "<b>12 GB</b><span>bf16 20 GB, 60% of it</span>" in text
+    assert "<b>200 tokens/s</b><span>bf16 100: 2.00×</span>" in text
+    assert "<span>size</span>" not in report_html(document, [])
+
+
+def test_the_index_says_how_many_questions(folder: Path) -> None:
+    summary = json.loads((folder / "summary.json").read_text("utf-8"))
+    metric = summary["candidates"][0]["agreement"]
+    assert f"{metric['n_questions']} questions in {metric['n_records']} records" in index_html(
+        summary
+    )
 
 
 def test_gate_results_name_what_a_gate_file_asks() -> None:

@@ -1,12 +1,22 @@
 """The pictures show what the figures say."""
 
 import re
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 
 from clefq.parity.gates.compare import CandidateReport
-from clefq.parity.report.plots import Plot, distances, flip_rate, p_true, plots, risk_coverage
+from clefq.parity.report.plots import (
+    Plot,
+    distances,
+    flip_rate,
+    p_true,
+    plots,
+    quality_by_size,
+    risk_coverage,
+)
 from clefq.parity.report.svg import BOTTOM, HEIGHT, TOP
 
 
@@ -43,6 +53,37 @@ def test_flip_rates_count_every_question(report: CandidateReport) -> None:
     bars = [(int(x), int(n)) for x, n in re.findall(r">(\d+)/(\d+)</text>", plot.svg)]
     assert sum(n for _, n in bars) == int(values.valid.sum())
     assert sum(x for x, _ in bars) == int((values.valid & ~values.agree).sum())
+
+
+def test_no_whisker_is_clipped_and_no_label_lies_on_one(report: CandidateReport) -> None:
+    assert report.statistics is not None
+    plot = flip_rate(report.statistics.values)
+    assert plot is not None
+    whiskers = re.findall(r'class="whisker" points="[\d.]+,([\d.]+) [\d.]+,([\d.]+)"', plot.svg)
+    tops = [float(high) for _, high in whiskers]
+    assert tops and min(tops) > TOP + 1  # a clipped one would end at the edge
+    labels = re.findall(r'y="([\d.]+)" text-anchor="middle">\d+/\d+<', plot.svg)
+    assert labels and max(map(float, labels)) < TOP - 10
+
+
+def model(name: str, size: int | None, delta: float) -> dict[str, Any]:
+    figure = {"estimate": delta, "lower": delta - 0.01, "upper": delta + 0.01}
+    return {"variant": name, "size_bytes": size, "accuracy_delta": figure, "agreement": None}
+
+
+def test_the_front_holds_what_no_other_beats() -> None:
+    rows = [model("small", 10**9, -0.02), model("worse", 2 * 10**9, -0.03),
+            model("good", 2 * 10**9, 0.001), model("gone", None, 0.0)]  # fmt: skip
+    summary = {"baseline": {"variant": "bf16", "size_bytes": 4 * 10**9}, "candidates": rows}
+    plot = quality_by_size(summary)
+    assert plot is not None and "gigabyte" in plot.title
+    front = curve(plot, "ref")
+    assert len(front) == 2 and front == sorted(front)
+    assert plot.svg.count('class="pt main"') == 2
+    assert plot.svg.count('class="pt small"') == 2 and "gone" not in plot.svg
+    at = [float(x) for x in re.findall(r'class="pt \w+" cx="([\d.]+)"', plot.svg)]
+    assert min(b - a for a, b in pairwise(at)) >= 8.9  # two of one size
+    assert quality_by_size({**summary, "candidates": rows[3:]}) is None
 
 
 def test_crossings_are_the_threshold_flips(report: CandidateReport) -> None:
