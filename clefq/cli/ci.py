@@ -47,7 +47,7 @@ def command(
         list[str] | None, _option("--eval", "SET", "Eval set folder; repeatable.")
     ] = None,
     gates: Annotated[
-        str, _option("--gates", "FILE", "Gate file, or release, smoke, strict.")
+        str, _option("--gates", "FILE", "Gate file, or release, smoke, strict, labels.")
     ] = "release",
     engine: Annotated[
         str | None,

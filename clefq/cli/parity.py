@@ -33,7 +33,9 @@ def command(
     ] = None,
     gates: Annotated[
         str,
-        typer.Option("--gates", metavar="FILE", help="Gate file, or release, smoke, strict."),
+        typer.Option(
+            "--gates", metavar="FILE", help="Gate file, or release, smoke, strict, labels."
+        ),
     ] = "release",
     replicate: Annotated[
         list[Path] | None,

@@ -94,6 +94,7 @@ def command(
     if out is not None and out.exists():
         raise InputError(f"{out} exists already.", fix="remove it or choose another --out.")
     sides = [_predictions(name, eval_set, run) for name in (baseline, candidate)]
+    _check_probabilities(sides)
     pairs = join(*sides)
     rule = ThresholdRule(questions, option, at, keep, precision)
     key = resampling_key("0" * 64, pairs.baseline.meta.eval_set_sha256)
@@ -116,6 +117,17 @@ def _check_shares(**values: float | None) -> None:
     ]
     if faults:
         raise InputError(f"{faults[0]}.", faults=faults[1:])
+
+
+def _check_probabilities(sides: list[Predictions]) -> None:
+    from clefq.errors import PredictionsError
+
+    for side in sides:
+        if side.meta.labels:
+            raise PredictionsError(
+                f"{side.path} holds labels without probabilities, which no threshold applies to.",
+                fix="give predictions with probabilities.",
+            )
 
 
 def _predictions(name: str, eval_set: str | None, folder: Path | None) -> Predictions:

@@ -32,12 +32,18 @@ def write_results(path: Path, predictions: Predictions, folder: SetFolder) -> in
         Number of lines.
 
     Raises:
-        PredictionsError: The predictions were made on another set or lack one of its records.
+        PredictionsError: The predictions were made on another set, lack one of its records, or
+            are labels.
     """
     if predictions.meta.eval_set_sha256 != folder.manifest.sha256:
         raise PredictionsError(
             f"{predictions.path} was made on another set than {folder.path}.",
             fix="name the set that the predictions were made on.",
+        )
+    if predictions.meta.labels:
+        raise PredictionsError(
+            f"{predictions.path} holds labels; this layout holds probabilities.",
+            fix="give predictions with probabilities.",
         )
     count = 0
     with atomic_file(path) as partial, partial.open("w", encoding="utf-8", newline="\n") as file:

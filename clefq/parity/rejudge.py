@@ -38,6 +38,7 @@ from clefq.parity.report.parity_json import document_digest, parity_document, re
 from clefq.parity.run import FROM_BOUNDS, FROM_PREDICTIONS, judge_spec, provenance
 from clefq.parity.statistics.clustering import few_carriers
 from clefq.parity.statistics.metric import OVERALL, Metric
+from clefq.parity.statistics.metric_facts import lacks_probabilities
 from clefq.parity.statistics.set_truth import OF_THE_SET
 from clefq.parity.statistics.slices import slice_order
 from clefq.plain_files import read_json, sha256_bytes, sha256_file
@@ -263,6 +264,8 @@ class StoredSource:
 
     def figure(self, query: FigureQuery) -> Metric | None:
         """The stored figure at the asked confidence, or None."""
+        if self._without(query.metric) is not None:
+            return None
         scope = self._scope(query.slice).get(query.metric)
         known = [
             gate
@@ -279,6 +282,9 @@ class StoredSource:
 
     def missing(self, query: FigureQuery) -> str:
         """Why there is no figure."""
+        without = self._without(query.metric)
+        if without is not None:
+            return without
         if query.slice != OVERALL and query.slice not in self._document["slices"]:
             return f"the set has no slice {query.slice}"
         for gate in self._document["gates"]:
@@ -290,6 +296,11 @@ class StoredSource:
         """Slices of one key, bands in their own order (a stored report sorts by name)."""
         names = [name for name in self._document["slices"] if name.startswith(f"{by}=")]
         return sorted(names, key=slice_order)
+
+    def _without(self, metric: str) -> str | None:
+        sides = (self._document[role] for role in ("baseline", "candidate"))
+        answers = (side.get("answers", "probabilities") for side in sides)
+        return lacks_probabilities(metric, *answers)
 
     def _scope(self, name: str) -> Mapping[str, Any]:
         scopes = {OVERALL: self._document["metrics"], **self._document["slices"]}

@@ -77,16 +77,16 @@ def paired_difference(
                 fix="predict it again on this set.",
             )
     ours, theirs = question_values(pairs), question_values(others)
-    valid = ours.valid & theirs.valid
+    measured = ours.measured & theirs.measured
     gold = ours.has_gold
     agree = ours.agree.astype(np.float64) - theirs.agree.astype(np.float64)
     right = ours.candidate.correct.astype(np.float64) - theirs.candidate.correct.astype(np.float64)
     with np.errstate(invalid="ignore"):
         kl, tv = ours.kl - theirs.kl, ours.tv - theirs.tv
-    everything = np.ones(len(valid), dtype=np.bool_)
+    everything = np.ones(len(measured), dtype=np.bool_)
     measures = [
-        Measure("kl", MEAN, kl, valid, "nats"),
-        Measure("tv", MEAN, tv, valid, "share", limits=(-1, 1)),
+        Measure("kl", MEAN, kl, measured, "nats"),
+        Measure("tv", MEAN, tv, measured, "share", limits=(-1, 1)),
         Measure("agreement", PAIRED, agree, everything, "difference", limits=(-1, 1)),
         Measure("accuracy", PAIRED, right, gold, "difference", limits=(-1, 1)),
     ]

@@ -7,7 +7,7 @@ sides: what is malformed is refused when it is written, not when it is judged.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -92,6 +92,8 @@ class PredictionsMeta(Stored):
         truncate_state: Whether over-long states were cut as the reference does.
         probability_quantum: Rounding step of the source's probabilities, or None for exact ones.
         schema_version: Version of this format.
+        answers: `probabilities`, or `labels` where only the chosen options are known; these then
+            have the log-probability 0 and all others minus infinity.
     """
 
     eval_set: Annotated[str, Rule(can_name_folder, "cannot be a folder's name")]
@@ -116,6 +118,17 @@ class PredictionsMeta(Stored):
         | None
     )
     schema_version: Annotated[int, expected(SCHEMA_VERSION)] = SCHEMA_VERSION
+    answers: Literal["probabilities", "labels"] = "probabilities"
+
+    @property
+    def labels(self) -> bool:
+        """Whether only the chosen options are known."""
+        return self.answers == "labels"
+
+    def faults(self) -> Iterable[str]:
+        """See `Stored.faults`."""
+        if self.labels and self.probability_quantum is not None:
+            yield "probability_quantum must be null where the answers are labels"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +147,18 @@ class Predictions:
     path: Path | None = None
 
 
-def validate_frame(frame: pd.DataFrame, quantum: float | None = None) -> list[str]:
+def validate_frame(
+    frame: pd.DataFrame, quantum: float | None = None, labels: bool = False
+) -> list[str]:
     """Every kind of fault of a predictions frame, one line each with the first offending row.
 
     A row carries either logprobs that sum to one (to 1e-12, or to K·d/2 + 1e-12 for K options
     and a declared quantum d) or an error.
+
+    Args:
+        frame: One row per question.
+        quantum: Rounding step of the probabilities, or None.
+        labels: Whether every answer must be one option alone.
     """
     missing = [name for name in ARROW_SCHEMA.names if name not in frame.columns]
     if missing:
@@ -149,7 +169,7 @@ def validate_frame(frame: pd.DataFrame, quantum: float | None = None) -> list[st
         row = frame[doubled].iloc[0]
         found.append(f"{row.record_id}/{row.question_id} appears more than once")
     try:
-        columns = _Columns(frame, quantum)
+        columns = _Columns(frame, quantum, labels)
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         return [*found, "option_ids or logprobs hold something other than lists"]
     return found + columns.faults()
@@ -158,8 +178,9 @@ def validate_frame(frame: pd.DataFrame, quantum: float | None = None) -> list[st
 class _Columns:
     """A frame's columns, checked kind by kind: a row's first fault hides its later ones."""
 
-    def __init__(self, frame: pd.DataFrame, quantum: float | None) -> None:
+    def __init__(self, frame: pd.DataFrame, quantum: float | None, labels: bool) -> None:
         self.frame = frame
+        self.labels = labels
         self.options = list_column(frame["option_ids"], pa.string())
         self.logprobs = list_column(frame["logprobs"], pa.float64())
         per_option = 0.0 if quantum is None else quantum / 2
@@ -207,6 +228,12 @@ class _Columns:
                 ~failed & (np.abs(total - 1.0) > self.slack),
                 lambda at: f"probabilities sum to {float(total[at])!r}",
             ),
+            (
+                self._by_row(self.logprobs, (values > -np.inf).astype(np.float64)) > 1
+                if self.labels
+                else np.zeros(len(failed), dtype=bool),
+                lambda _: "holds probabilities, where labels are declared",
+            ),
         ]
 
     def _negative_tokens(self) -> npt.NDArray[np.bool_]:
@@ -245,7 +272,7 @@ def write_predictions(
         InputError: The path holds something else, or predictions on another set.
     """
     check_replaceable(path, meta.eval_set_sha256)
-    faults = faults_of(meta) + validate_frame(frame, meta.probability_quantum)
+    faults = faults_of(meta) + validate_frame(frame, meta.probability_quantum, meta.labels)
     if faults:
         raise PredictionsError(f"{path} would be malformed: {faults[0]}.", faults=faults[1:])
     table = pa.Table.from_pandas(
@@ -340,7 +367,7 @@ def read_predictions(path: Path) -> Predictions:
     meta = _meta_of(path, file.schema_arrow.metadata)
     table = _table_of(path, file)
     frame = table.to_pandas()
-    faults = validate_frame(frame, meta.probability_quantum)
+    faults = validate_frame(frame, meta.probability_quantum, meta.labels)
     if faults:
         raise PredictionsError(f"{path} is malformed: {faults[0]}.", faults=faults[1:])
     return Predictions(meta=meta, frame=frame, path=path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from clefq.parity.statistics.metric_facts import LABELS
 from clefq.store.predictions import PredictionsMeta
 
 if TYPE_CHECKING:
@@ -35,6 +36,11 @@ def banners_of(evidence: Evidence) -> list[str]:
             found.append(
                 f"kernels: simulated ({role}): these answers emulate {meta.arithmetic} arithmetic "
                 f"on {meta.device}; real kernels may differ"
+            )
+        if meta.labels:
+            found.append(
+                f"{LABELS} ({role}): only the chosen options are known, so that KL, total "
+                "variation, confidence and what rests on them are not computed"
             )
         if unsaid(meta):
             found.append(

@@ -27,6 +27,7 @@ from clefq.parity.statistics.baseline_floor import (
 from clefq.parity.statistics.clustering import clustering, few_carriers
 from clefq.parity.statistics.identity import copied_records, identical_questions, is_rounded_copy
 from clefq.parity.statistics.metric import OVERALL, Metric
+from clefq.parity.statistics.metric_facts import lacks_probabilities
 from clefq.parity.statistics.noise_floor import NoiseFloor, noise_floor
 from clefq.parity.statistics.pair_statistics import PairStatistics, StatisticsSpec, compare
 from clefq.parity.statistics.pairs import PairedSet, PairingError, join
@@ -138,7 +139,9 @@ class StatisticsSource:
         self._no_excuse = no_excuse
 
     def figure(self, query: FigureQuery) -> Metric | None:
-        """The figure, or None where the set has no such slice or no replicate was given."""
+        """The figure, or None where `missing` says why there is none."""
+        if self._without(query.metric) is not None:
+            return None
         if query.reference == "replicate":
             if self._noise is None or self._no_excuse is not None:
                 return None
@@ -151,11 +154,19 @@ class StatisticsSource:
 
     def missing(self, query: FigureQuery) -> str:
         """Why there is no figure."""
+        without = self._without(query.metric)
+        if without is not None:
+            return without
         if query.reference == "replicate" and self._noise is None:
             return "no replicate of the baseline was given (--replicate)"
         if query.reference == "replicate" and self._no_excuse is not None:
             return f"the replicate excuses nothing: {self._no_excuse}"
         return f"the set has no slice {query.slice}"
+
+    def _without(self, metric: str) -> str | None:
+        pairs = self._statistics.pairs
+        sides = (pairs.baseline.meta.answers, pairs.candidate.meta.answers)
+        return lacks_probabilities(metric, *sides)
 
     def slice_names(self, by: str) -> Sequence[str]:
         """Slices of one key, in the statistics' order."""

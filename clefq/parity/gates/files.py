@@ -20,7 +20,7 @@ from clefq.plain_files import sha256_bytes
 from clefq.store.data_files import data_folder
 from clefq.store.yaml_text import load_yaml
 
-TEMPLATES = ("release", "smoke", "strict")
+TEMPLATES = ("release", "smoke", "strict", "labels")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class LoadedGates:
 
 
 def load_gates(name_or_path: str) -> LoadedGates:
-    """Reads a gate file by path, or a bundled template by name (`release`, `smoke`, `strict`).
+    """Reads a gate file by path, or a bundled template by name (`TEMPLATES`).
 
     Raises:
         GateFileError: Missing, not YAML, or at fault; lists every fault.

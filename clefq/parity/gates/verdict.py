@@ -17,6 +17,7 @@ from clefq.parity.gates.formatting import figure
 from clefq.parity.gates.judging import FAIL, INCONCLUSIVE, NOT_GATED, PASS, GateResult, round_up
 from clefq.parity.gates.rows import gate_row
 from clefq.parity.gates.schema import GateFile
+from clefq.parity.statistics.metric_facts import LABELS
 from clefq.store.predictions import PredictionsMeta
 from clefq.store.reading import Count, Stored
 
@@ -328,6 +329,11 @@ def _more(open_gates: Sequence[GateResult], total: int) -> tuple[int | None, str
     A gate on a part of the questions needs that part to grow: the set grows in proportion. One
     gate that leans to failure is enough to fail, all must be decided to pass.
     """
+    if any(result.reason.endswith(LABELS) for result in open_gates):
+        return None, (
+            "Labels decide agreement and accuracy alone: judge them with `--gates labels` or a "
+            "gate file of your own, or import probabilities."
+        )
     failing = [result for result in open_gates if _leans_to_failure(result)]
     factors = [
         result.questions_needed / result.n_questions

@@ -24,11 +24,12 @@ def _lines(details: Mapping[str, Any], flips: Mapping[str, Any]) -> Iterator[tup
         if found is not None:
             yield label, _percentiles(found)
     new = details["confident_new"]
-    yield (
-        "confident new answers",
-        f"{count(new['count'])} of {count(new['n_questions'])}: {figure(new['estimate'])} "
-        f"{interval(new['lower'], new['upper'])}; changed, with a margin of at least 0.5",
-    )
+    if new["n_questions"]:
+        yield (
+            "confident new answers",
+            f"{count(new['count'])} of {count(new['n_questions'])}: {figure(new['estimate'])} "
+            f"{interval(new['lower'], new['upper'])}; changed, with a margin of at least 0.5",
+        )
     margins = flips["baseline_margin"]
     if margins["flips"] is not None and margins["agreements"] is not None:
         yield (

@@ -228,7 +228,7 @@ class Flips(Stored):
         gained: Wrong before, right now.
         lost: Right before, wrong now.
         mcnemar_p: Exact p value of gained against lost.
-        confident_new: Changed answers with a margin of 0.5 or more.
+        confident_new: Changed answers with a margin of 0.5 or more; None for labels.
         ties: Ties.
         baseline_margin: Where the baseline was sure.
         worst: The questions that moved most, by total variation.
@@ -239,7 +239,7 @@ class Flips(Stored):
     gained: Count
     lost: Count
     mcnemar_p: float | None
-    confident_new: Count
+    confident_new: Count | None
     ties: Ties
     baseline_margin: MarginPercentiles
     worst: Annotated[

@@ -38,7 +38,7 @@ def flips_summary(pairs: PairedSet, values: QuestionValues) -> dict[str, Any]:
         "gained": int(gained.sum()),
         "lost": int(lost.sum()),
         "mcnemar_p": mcnemar_exact(int(gained.sum()), int(lost.sum())),
-        "confident_new": int(new.sum()),
+        "confident_new": None if pairs.candidate.meta.labels else int(new.sum()),
         "ties": {
             "baseline": int(values.baseline.tied.sum()),
             "candidate": int(values.candidate.tied.sum()),
@@ -53,8 +53,8 @@ def flips_summary(pairs: PairedSet, values: QuestionValues) -> dict[str, Any]:
 
 
 def worst_questions(pairs: PairedSet, values: QuestionValues) -> list[dict[str, Any]]:
-    """The questions whose distributions moved most, by total variation; failed ones left out."""
-    moved = np.where(values.valid, values.tv, -1.0)
+    """The questions whose distributions moved most, by total variation, of those measured."""
+    moved = np.where(values.measured, values.tv, -1.0)
     order = np.argsort(-moved, kind="stable")[:N_WORST]
     chosen = order[moved[order] > 0]
     return [
@@ -110,6 +110,7 @@ def option_names(pairs: PairedSet, flat: IntArray) -> list[str | None]:
 
 
 def _percentiles(values: FloatArray) -> dict[str, float] | None:
+    values = values[~np.isnan(values)]  # labels have no margin
     if values.size == 0:
         return None
     found = np.percentile(values, PERCENTILES)

@@ -55,8 +55,8 @@ def plots(
     found = [
         flip_rate(values),
         slice_agreement(document, ("length", "cohort"), document["candidate"]["variant"]),
-        distances(values.tv[values.valid], _floor(noise, "tv"), "total variation"),
-        distances(values.kl[values.valid], _floor(noise, "kl"), "KL, nats"),
+        distances(values.tv[values.measured], _floor(noise, "tv"), "total variation"),
+        distances(values.kl[values.measured], _floor(noise, "kl"), "KL, nats"),
         p_true(values, thresholds),
         reliability(document["details"]["reliability"]),
         risk_coverage(values),
@@ -68,14 +68,14 @@ def _floor(noise: NoiseFloor | None, name: str) -> FloatArray | None:
     """Distances of the baseline from its replicates, all of them together."""
     if noise is None:
         return None
-    found = [getattr(values, name)[values.valid] for values in noise.values]
+    found = [getattr(values, name)[values.measured] for values in noise.values]
     joined: FloatArray = np.concatenate(found)
     return joined
 
 
 def flip_rate(values: QuestionValues) -> Plot | None:
     """Share of changed answers by the baseline's margin, with Wilson intervals."""
-    valid = values.valid
+    valid = values.valid & ~np.isnan(values.baseline.margin)
     if not bool(valid.any()):
         return None
     bins = np.clip(np.digitize(values.baseline.margin[valid], MARGIN_EDGES) - 1, 0, 9)
@@ -201,7 +201,7 @@ def _survival(values: FloatArray, top: float) -> list[tuple[float, float]]:
 
 def p_true(values: QuestionValues, thresholds: Sequence[float]) -> Plot | None:
     """p(true) of both models, with the thresholds between which decisions change."""
-    known = values.valid & np.isfinite(values.baseline.p_true)
+    known = values.measured & np.isfinite(values.baseline.p_true)
     if not bool(known.any()):
         return None
     before, after = values.baseline.p_true[known], values.candidate.p_true[known]
@@ -268,7 +268,7 @@ def reliability(details: Mapping[str, Any] | None) -> Plot | None:
 
 def risk_coverage(values: QuestionValues) -> Plot | None:
     """Error rate among the most confident answers, for both models."""
-    known = values.valid & values.has_gold
+    known = values.measured & values.has_gold
     if int(known.sum()) < 10:
         return None
     curves = [

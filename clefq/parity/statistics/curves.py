@@ -50,8 +50,8 @@ def curve_figures(
     mask: BoolArray | None,
     confidence: float,
 ) -> dict[str, Pending]:
-    """`ece_delta` and `aurc_delta` in one scope: questions with gold that both answered."""
-    domain = values.valid & values.has_gold
+    """`ece_delta` and `aurc_delta` in one scope: questions with gold, measured on both sides."""
+    domain = values.measured & values.has_gold
     idx = np.flatnonzero(domain if mask is None else domain & mask)
     records = pairs.record_index[idx]
     return {

@@ -50,7 +50,7 @@ def describe(statistics: PairStatistics) -> dict[str, Any]:
 def percentiles(statistics: PairStatistics) -> dict[str, Any] | None:
     """Percentiles 50/90/95/99/99.9 and maximum of KL and TV, with bootstrap bounds."""
     values, spec = statistics.values, statistics.spec
-    idx = np.flatnonzero(values.valid)
+    idx = np.flatnonzero(values.measured)
     found = distributions(
         {"kl": values.kl[idx], "tv": values.tv[idx]},
         statistics.pairs.record_index[idx],
@@ -68,7 +68,8 @@ def confident_new(statistics: PairStatistics) -> dict[str, Any]:
     values = statistics.values
     sure = values.candidate.margin >= CONFIDENT_MARGIN - EDGE
     changed = (values.valid & ~values.agree & sure).astype(np.float64)
-    measure = Measure("confident_new", SHARE, changed, values.valid, "share", limits=(0, 1))
+    known = values.valid & (not statistics.pairs.candidate.meta.labels)
+    measure = Measure("confident_new", SHARE, changed, known, "share", limits=(0, 1))
     idx = indices(None, measure.domain)
     pairs, spec = statistics.pairs, statistics.spec
     metric = pending_figure(measure, idx, pairs.record_index, spec.confidence).metric
@@ -98,7 +99,7 @@ def score_levels(statistics: PairStatistics) -> dict[str, Any] | None:
     gold.
     """
     pairs, values = statistics.pairs, statistics.values
-    score = values.valid & np.asarray(pairs.question_type == "score", dtype=np.bool_)
+    score = values.measured & np.asarray(pairs.question_type == "score", dtype=np.bool_)
     if not bool(score.any()):
         return None
     top = [pairs.position[side.top[score]] for side in (values.baseline, values.candidate)]
@@ -117,7 +118,7 @@ def score_levels(statistics: PairStatistics) -> dict[str, Any] | None:
 def reliability(statistics: PairStatistics) -> dict[str, Any] | None:
     """Confidence against accuracy of both models, in ten bins with the baseline's edges."""
     values = statistics.values
-    domain = values.valid & values.has_gold
+    domain = values.measured & values.has_gold
     if not bool(domain.any()):
         return None
     levels = np.arange(1, RELIABILITY_BINS) / RELIABILITY_BINS

@@ -28,6 +28,8 @@ GRID = float(1 << 32)
 class SideValues:
     """One model's answers; NaN (or −1, False) where the question failed.
 
+    Where only labels are known, everything that takes a probability is NaN.
+
     Attributes:
         valid: Whether it answered, bool [n].
         top: Flat index of the chosen option, int64 [n]; canonical order breaks ties.
@@ -66,6 +68,8 @@ class QuestionValues:
         baseline: The baseline's answers.
         candidate: The candidate's answers.
         valid: Both answered, bool [n].
+        measured: Both answered, and with probabilities on both sides, bool [n]; where one side
+            knows only the chosen options, nothing but these can be compared.
         has_gold: bool [n].
         agree: Both chose the same option, bool [n]; False where one failed.
         agree_surely: They do in every order of the options, bool [n].
@@ -73,14 +77,16 @@ class QuestionValues:
             Where the baseline failed, nobody knows what it would have said.
         lost_possibly: The baseline alone is right in some order, bool [n].
         right_possibly: The baseline is right in some order, bool [n].
-        kl: KL(baseline‖candidate), nats, float64 [n]; inf where p > 0 and q = 0; NaN if not valid.
-        tv: Total variation, float64 [n]; NaN if not valid.
-        js: Jensen–Shannon divergence, nats, float64 [n]; NaN if not valid.
+        kl: KL(baseline‖candidate), nats, float64 [n]; inf where p > 0 and q = 0; NaN if not
+            measured.
+        tv: Total variation, float64 [n]; NaN if not measured.
+        js: Jensen–Shannon divergence, nats, float64 [n]; NaN if not measured.
     """
 
     baseline: SideValues
     candidate: SideValues
     valid: BoolArray
+    measured: BoolArray
     has_gold: BoolArray
     agree: BoolArray
     agree_surely: BoolArray
@@ -103,11 +109,13 @@ def question_values(pairs: PairedSet) -> QuestionValues:
     gold = np.where(has_gold, pairs.gold, 0)
     first_may, second_may = baseline.best[gold] & has_gold, candidate.best[gold] & has_gold
     second_must = second_may & ~candidate.tied
-    kl, tv, js = _distances(pairs, valid)
+    measured = valid & (not pairs.by_label)
+    kl, tv, js = _distances(pairs, measured)
     return QuestionValues(
         baseline=baseline,
         candidate=candidate,
         valid=valid,
+        measured=measured,
         has_gold=has_gold,
         agree=valid & (baseline.top == candidate.top),
         agree_surely=valid & ~only_first & ~only_second,
@@ -133,7 +141,7 @@ def side_values(pairs: PairedSet, side: Side) -> SideValues:
     top[valid] = np.flatnonzero(is_top)
     second = np.maximum.reduceat(np.where(is_top, -np.inf, logprobs), start[:-1])
     probability = np.exp(logprobs)
-    failed = np.where(valid, 0.0, np.nan)
+    failed = np.where(valid & (not side.meta.labels), 0.0, np.nan)
     return SideValues(
         valid=valid,
         top=top,
@@ -191,7 +199,7 @@ def _p_true(pairs: PairedSet, probability: FloatArray) -> FloatArray:
 
 
 def _distances(pairs: PairedSet, valid: BoolArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """KL, TV and JS of every question; NaN where one side failed."""
+    """KL, TV and JS of every question; NaN where one side failed or has labels only."""
     both = np.repeat(valid, pairs.option_counts)
     first = np.where(both, pairs.baseline.logprobs, 0.0)
     second = np.where(both, pairs.candidate.logprobs, 0.0)

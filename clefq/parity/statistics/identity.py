@@ -15,7 +15,12 @@ from clefq.parity.statistics.pairs import PairedSet, Side
 
 
 def identical_questions(pairs: PairedSet) -> int:
-    """Questions that both answered with the same log-probabilities, bit for bit."""
+    """Questions that both answered with the same log-probabilities, bit for bit.
+
+    Labels coincide honestly: of them it is none.
+    """
+    if pairs.by_label:
+        return 0
     same = pairs.baseline.logprobs == pairs.candidate.logprobs  # a failed answer is NaN
     return int(_every(same, pairs.option_start).sum())
 
@@ -44,7 +49,7 @@ def is_rounded_copy(pairs: PairedSet) -> bool:
     """Whether rounding the baseline's answers to the candidate's step gives the candidate's."""
     quantum = pairs.candidate.meta.probability_quantum
     both = ~(pairs.baseline.failed | pairs.candidate.failed)
-    if quantum is None or not bool(both.any()):
+    if quantum is None or pairs.by_label or not bool(both.any()):
         return False
     options = np.repeat(both, pairs.option_counts)
     apart = np.abs(

@@ -2,6 +2,7 @@
 
 Failed questions are never dropped: they count against `coverage`, as disagreements, as threshold
 flips and as wrong answers. Distances and score differences exist only where both models answered.
+What takes a probability has no question where one side knows only the chosen options.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ def _records(pairs: PairedSet, values: QuestionValues) -> Iterator[Measure]:
 
 
 def _distances(pairs: PairedSet, values: QuestionValues) -> Iterator[Measure]:
-    before, after, valid = values.baseline, values.candidate, values.valid
+    before, after, valid = values.baseline, values.candidate, values.measured
     both_gold = valid & values.has_gold
     score = valid & np.asarray(pairs.question_type == "score", dtype=np.bool_)
     rounded = [
@@ -170,6 +171,8 @@ def _flips(
     pairs: PairedSet, values: QuestionValues, thresholds: tuple[float, ...]
 ) -> Iterator[Measure]:
     noul = np.asarray(pairs.question_type == "noul", dtype=np.bool_)
+    if pairs.by_label:
+        noul = np.zeros_like(noul)
     for threshold in thresholds:
         before = values.baseline.p_true >= threshold - EDGE
         after = values.candidate.p_true >= threshold - EDGE

@@ -20,12 +20,14 @@ from clefq.errors import InputError
 from clefq.store.data_files import data_folder
 
 SCHEMA = "clefq.cards/1"
+LABELS = "labels without probabilities"
 # The views that list some metrics only; `breakdown.csv` and `parity.json` hold all.
 REPORT, SUMMARY, MODEL_CARD = "report", "summary", "model_card"
 _CHOICES = {
     "direction": ("higher", "lower"),
     "kind": ("difference", "level"),
 }
+_NEEDS = (None, "baseline", "both")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class MetricFacts:
         shown: The views that list it: `report`, `summary`, `model_card`.
         noise_floor: Whether a replicate of the baseline has it too, so that a gate can be on the
             excess over that.
+        needs: Whose probabilities it takes, `baseline` or `both`; None where labels will do.
     """
 
     name: str
@@ -54,6 +57,7 @@ class MetricFacts:
     meaning: str
     shown: tuple[str, ...] = ()
     noise_floor: bool = False
+    needs: str | None = None
 
     @property
     def signed(self) -> bool:
@@ -91,13 +95,15 @@ def _faults(name: str, entry: Mapping[str, Any]) -> list[str]:
     faults = [f"{name}: {key} is unknown" for key in sorted(entry.keys() - known)]
     faults += [
         f"{name}: {key} is missing"
-        for key in sorted(known - {"shown", "noise_floor"} - entry.keys())
+        for key in sorted(known - {"shown", "noise_floor", "needs"} - entry.keys())
     ]
     faults += [
         f"{name}: {key} must be one of {', '.join(choices)}"
         for key, choices in _CHOICES.items()
         if entry.get(key) not in choices
     ]
+    if entry.get("needs") not in _NEEDS:
+        faults.append(f"{name}: needs must be baseline or both")
     unknown = set(entry.get("shown", ())) - {REPORT, SUMMARY, MODEL_CARD}
     return faults + [f"{name}: shown in {view}, which is no view" for view in sorted(unknown)]
 
@@ -109,6 +115,23 @@ def find_facts(metric: str) -> MetricFacts | None:
         return facts.get(metric)
     stem = metric.split("@", 1)[0]
     return next((found for name, found in facts.items() if name.startswith(f"{stem}@")), None)
+
+
+def lacks_probabilities(metric: str, baseline: str, candidate: str) -> str | None:
+    """Why a metric has no figure where answers are labels alone, or None where it has one.
+
+    Args:
+        metric: Its name.
+        baseline: What the baseline's answers are, `probabilities` or `labels`.
+        candidate: What the candidate's are.
+    """
+    facts = find_facts(metric)
+    needs = None if facts is None else facts.needs
+    sides = {"baseline": baseline} | ({"candidate": candidate} if needs == "both" else {})
+    without = [role for role, answers in sides.items() if answers == "labels"]
+    if needs is None or not without:
+        return None
+    return f"the {' and the '.join(without)} gave {LABELS}"
 
 
 def shown_in(view: str, metrics: Mapping[str, Any]) -> list[str]:

@@ -89,6 +89,8 @@ class NoiseFloor:
     def repeats_candidate(self) -> bool:
         """Whether a replicate's answers are the candidate's bit for bit, where both answered."""
         own = self.statistics.pairs
+        if own.by_label:  # labels coincide honestly
+            return False
         for pairs, rows in zip(self.replicates, self._rows, strict=True):
             both = np.flatnonzero(
                 (rows >= 0) & ~own.candidate.failed & ~pairs.candidate.failed[rows]

@@ -109,6 +109,11 @@ class PairedSet:
         return len(self.record_ids)
 
     @property
+    def by_label(self) -> bool:
+        """Whether a side knows only the chosen options, without probabilities."""
+        return self.baseline.meta.labels or self.candidate.meta.labels
+
+    @property
     def option_counts(self) -> IntArray:
         """Options of each question, int64 [n]."""
         return np.diff(self.option_start)

@@ -74,10 +74,11 @@ class Decisions:
 def decide(pairs: PairedSet, policy: Policy) -> Decisions:
     """Applies a policy to both models' answers.
 
-    It decides the questions whose id matches and that have its option.
+    It decides the questions whose id matches and that have its option; none where a side knows
+    no probabilities.
     """
     option = option_places(pairs, policy.option)
-    domain = matching(pairs, policy.questions) & (option >= 0)
+    domain = matching(pairs, policy.questions) & (option >= 0) & (not pairs.by_label)
     has_gold = pairs.gold >= 0
     return Decisions(
         domain=domain,
