@@ -28,7 +28,7 @@ FP8 = PLAIN_FP8.names
 
 
 @dataclass(frozen=True, slots=True)
-class Scheme:
+class ModuleFormat:
     """How one module is stored.
 
     Attributes:
@@ -118,7 +118,7 @@ def misread(config: Mapping[str, Any]) -> list[str]:
     vLLM chooses its kernels by the arguments of weights and inputs; the format is a name.
 
     Args:
-        config: The `quantization_config` object, which `schemes_of` accepts.
+        config: The `quantization_config` object, which `module_formats` accepts.
     """
     faults = [
         f"has a {key}, which engines apply"
@@ -184,7 +184,7 @@ def matches(module: str, target: str, kind: str = "Linear") -> bool:
     return target in (module, kind)
 
 
-def schemes_of(config: Mapping[str, Any], linears: Iterable[str]) -> dict[str, Scheme]:
+def module_formats(config: Mapping[str, Any], linears: Iterable[str]) -> dict[str, ModuleFormat]:
     """The scheme of every Linear that a `quantization_config` quantizes.
 
     Args:
@@ -197,13 +197,13 @@ def schemes_of(config: Mapping[str, Any], linears: Iterable[str]) -> dict[str, S
     return _assigned(config, {module: module for module in linears})
 
 
-def _assigned(config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Scheme]:
+def _assigned(config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, ModuleFormat]:
     """Schemes by module; `names` holds the name under which patterns see each module."""
     ignored = _patterns(config, "ignore")
     groups = config.get("config_groups")
     if not (isinstance(groups, Mapping) and groups and all(map(_is_object, groups.values()))):
         raise ValueError("quantization_config has no config_groups")
-    parsed = [(_patterns(group, "targets"), _scheme(group, config)) for group in groups.values()]
+    parsed = [(_patterns(group, "targets"), _module_format(group, config)) for group in groups.values()]
     found = {}
     for module, name in names.items():
         if any(_matches_under(module, name, entry) for entry in ignored):
@@ -262,7 +262,7 @@ def misnamed(config: Mapping[str, Any], linears: Iterable[str]) -> list[tuple[st
     """
     # vLLM decides about the output embeddings elsewhere
     names = {module: served_name(module) for module in linears if module != "lm_head"}
-    stored, served = schemes_of(config, names), _assigned(config, names)
+    stored, served = module_formats(config, names), _assigned(config, names)
     return [
         (module, served[module].arithmetic if module in served else "bf16")
         for module in names
@@ -270,14 +270,14 @@ def misnamed(config: Mapping[str, Any], linears: Iterable[str]) -> list[tuple[st
     ]
 
 
-def _scheme(group: Mapping[str, Any], config: Mapping[str, Any]) -> Scheme:
+def _module_format(group: Mapping[str, Any], config: Mapping[str, Any]) -> ModuleFormat:
     weights, inputs = group.get("weights"), group.get("input_activations")
     if not isinstance(weights, Mapping):
         raise ValueError("a config group quantizes no weights")
     if not (inputs is None or isinstance(inputs, Mapping)):
         raise ValueError("a config group has input_activations that are no object")
     form = group.get("format") or config.get("format")
-    return Scheme(
+    return ModuleFormat(
         format=str(form),
         bits=_int(weights, "num_bits"),
         type=str(weights.get("type", "int")),  # an engine takes a missing type for int

@@ -32,6 +32,18 @@ Platform = Literal["blackwell", "hopper", "older", "cpu"]
 Shape = tuple[int, ...]
 
 BF16 = "bf16"
+
+
+def platform_of_capability(major: int, minor: int = 0) -> Platform:
+    """What a GPU's compute capability means for FP8 and FP4.
+
+    Four-bit units came with SM 10.0; 11.0 (Thor) and 12.x (desktop Blackwell) have them too.
+    """
+    if major >= 10:
+        return "blackwell"
+    return "hopper" if (major, minor) >= (8, 9) else "older"
+
+
 # Safetensors dtype of what is stored in the model's own.
 MODEL_DTYPE = "model"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clefq.clef.formats import BF16, RECIPE_FORMATS, Platform
+from clefq.clef.formats import BF16, RECIPE_FORMATS, Platform, platform_of_capability
 from clefq.doctor.facts import Facts, Gpu
 
 SCHEMES = (BF16, *RECIPE_FORMATS)
@@ -15,9 +15,9 @@ NATIVE: dict[Platform, str] = {
 }
 _WHERE: dict[Platform, str] = {
     "blackwell": "",
-    "hopper": "real w4a4: Blackwell (SM 10.x, 12.x)",
-    "older": "real w8a8 and w4a16: SM 8.9 or newer; real w4a4: Blackwell (SM 10.x, 12.x)",
-    "cpu": "real nvfp4a16: SM 8.9 or newer; real w4a4: Blackwell (SM 10.x, 12.x)",
+    "hopper": "real w4a4: Blackwell (SM 10.0 or newer)",
+    "older": "real w8a8 and w4a16: SM 8.9 or newer; real w4a4: Blackwell (SM 10.0 or newer)",
+    "cpu": "real nvfp4a16: SM 8.9 or newer; real w4a4: Blackwell (SM 10.0 or newer)",
 }
 
 
@@ -33,9 +33,7 @@ def platform_of(facts: Facts) -> Platform:
 
 def kind_of(gpu: Gpu) -> Platform:
     """What a GPU's compute capability means for FP8 and FP4."""
-    if gpu.major in (10, 12):
-        return "blackwell"
-    return "hopper" if (gpu.major, gpu.minor) in ((9, 0), (8, 9)) else "older"
+    return platform_of_capability(gpu.major, gpu.minor)
 
 
 def arithmetic(facts: Facts) -> dict[str, dict[str, str]]:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from clefq.clef.config_match import Scheme, misread, schemes_of
+from clefq.clef.config_match import ModuleFormat, misread, module_formats
 from clefq.clef.family import fused_groups
 from clefq.clef.formats import FORMATS, PACKED_FP4, PLAIN_FP8, PLAIN_INT8, Arithmetic, coarsest
 from clefq.clef.small_floats import NVFP4_GROUP
@@ -131,13 +131,13 @@ def _stated(checkpoint: Checkpoint, modules: Iterable[str]) -> dict[str, str | N
     if config is None:
         return {}
     try:
-        schemes = schemes_of(config, modules)
+        schemes = module_formats(config, modules)
     except ValueError as error:
         raise CheckpointError(f"{checkpoint.folder / 'config.json'}: {error}.", fix=_FIX) from error
     return {module: _kind_of(scheme) for module, scheme in schemes.items()}
 
 
-def _kind_of(scheme: Scheme) -> str | None:
+def _kind_of(scheme: ModuleFormat) -> str | None:
     inputs = scheme.activations
     if scheme.type == "int":
         return _integers(scheme)
@@ -150,7 +150,7 @@ def _kind_of(scheme: Scheme) -> str | None:
     return "fp8" if inputs[1] is True and scheme.input_strategy == "token" else None
 
 
-def _integers(scheme: Scheme) -> str | None:
+def _integers(scheme: ModuleFormat) -> str | None:
     row = scheme.weights_format
     if row is None or scheme.input_strategy not in (None, "token"):
         return None

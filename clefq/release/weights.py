@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from clefq.clef.config_match import FP8, NVFP4, Scheme, quantization_of, schemes_of
+from clefq.clef.config_match import FP8, NVFP4, ModuleFormat, module_formats, quantization_of
 from clefq.clef.family import TEXT
 from clefq.clef.formats import STORAGES
 from clefq.clef.tensor_files import TensorInfo, read_header
@@ -44,7 +44,7 @@ class Weight:
     name: str
     parts: Mapping[str, TensorInfo]
     shape: tuple[int, ...]
-    scheme: Scheme | None = None
+    scheme: ModuleFormat | None = None
     block: tuple[int, int] | None = None
 
     @property
@@ -180,7 +180,9 @@ def open_weights(folder: Path) -> Weights:
     return Weights(folder, dict(ordered), counts, tuple(notes))
 
 
-def _schemes(block: Any, refs: Mapping[str, TensorInfo], notes: list[str]) -> dict[str, Scheme]:
+def _schemes(
+    block: Any, refs: Mapping[str, TensorInfo], notes: list[str]
+) -> dict[str, ModuleFormat]:
     if block is None:
         return {}
     if not isinstance(block, Mapping) or block.get("quant_method") != "compressed-tensors":
@@ -189,7 +191,7 @@ def _schemes(block: Any, refs: Mapping[str, TensorInfo], notes: list[str]) -> di
     suffixes = (".weight_packed", ".weight_scale")
     modules = {name.removesuffix(s) for name in refs for s in suffixes if name.endswith(s)}
     try:
-        return schemes_of(block, sorted(modules))
+        return module_formats(block, sorted(modules))
     except ValueError as error:
         notes.append(f"config.json: {error}: tensors are compared as stored.")
         return {}
@@ -201,7 +203,9 @@ _PARTS = (
 )  # fmt: skip
 
 
-def _quantized(module: str, scheme: Scheme, refs: Mapping[str, TensorInfo], block: Any) -> Weight:
+def _quantized(
+    module: str, scheme: ModuleFormat, refs: Mapping[str, TensorInfo], block: Any
+) -> Weight:
     parts = {s: refs[f"{module}.{s}"] for s in _PARTS if f"{module}.{s}" in refs}
     codes = parts.get("weight_packed") or parts.get("weight")
     shape: tuple[int, ...] = () if codes is None else codes.shape
@@ -210,13 +214,13 @@ def _quantized(module: str, scheme: Scheme, refs: Mapping[str, TensorInfo], bloc
     return Weight(f"{module}.weight", parts, shape, scheme, _block_of(module, scheme, block))
 
 
-def _block_of(module: str, scheme: Scheme, block: Any) -> tuple[int, int] | None:
+def _block_of(module: str, scheme: ModuleFormat, block: Any) -> tuple[int, int] | None:
     if scheme.strategy != "block":
         return None
     for group in block["config_groups"].values():
         sizes = (group.get("weights") or {}).get("block_structure")
         one = {"config_groups": {"only": group}, "format": block.get("format")}
-        if sizes and len(sizes) == 2 and module in schemes_of(one, [module]):
+        if sizes and len(sizes) == 2 and module in module_formats(one, [module]):
             return int(sizes[0]), int(sizes[1])
     return None
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from clefq.clef.formats import platform_of_capability
 from clefq.clef.small_floats import NVFP4_GROUP, quantize_nvfp4, unpack_e2m1
 from clefq.serving.cpu_nvfp4 import kernel_base
 from clefq.serving.settings import FOUR_BIT_KEY, FourBit
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
 # Of an engine's memory, what unpacked weights may take; the rest is for activations and states.
 _WEIGHTS_SHARE = 0.6
-# The first generation with four-bit units (SM 10.0).
-_NATIVE = 10
 _OP = "clefq::w4a4_linear"
 
 
@@ -48,7 +47,7 @@ def choose(asked: FourBit, capability: int, weights: int, memory: float) -> Four
     if asked != "auto":
         return asked
     fits = weights <= _WEIGHTS_SHARE * memory
-    return "bf16" if capability < _NATIVE and fits else "kernel"
+    return "bf16" if platform_of_capability(capability) != "blackwell" and fits else "kernel"
 
 
 @contextmanager

@@ -150,7 +150,7 @@ def test_what_runs_is_what_the_serving_guide_says() -> None:
         (8, 9, "hopper"),
         (8, 6, "older"),
         (8, 0, "older"),
-        (11, 0, "older"),
+        (11, 0, "blackwell"),
     ],
 )
 def test_compute_capability(major: int, minor: int, kind: str) -> None:

@@ -23,6 +23,7 @@ GIB = 2**30
         ("auto", 9, 18 * GIB, "bf16"),
         ("auto", 9, 70 * GIB, "kernel"),  # would leave too little for a prefill
         ("auto", 10, 18 * GIB, "kernel"),  # has four-bit units
+        ("auto", 11, 18 * GIB, "kernel"),
         ("auto", 12, 18 * GIB, "kernel"),
         ("kernel", 8, 1, "kernel"),
         ("bf16", 12, 200 * GIB, "bf16"),

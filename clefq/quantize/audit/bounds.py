@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clefq.clef.config_match import NVFP4, Scheme
+from clefq.clef.config_match import NVFP4, ModuleFormat
 from clefq.clef.family import fused_groups, group_key
 from clefq.clef.formats import largest_number
 from clefq.clef.small_floats import E2M1_MAX, E4M3_MAX
@@ -75,7 +75,7 @@ class Range:
     why: str
 
 
-def weights(report: AuditReport, refs: Refs, schemes: Mapping[str, Scheme]) -> None:
+def weights(report: AuditReport, refs: Refs, schemes: Mapping[str, ModuleFormat]) -> None:
     """Checks the size of the weights that the stored scales imply."""
     told = _told(report)
     found = {
@@ -103,7 +103,7 @@ def _beside_peers(
     module: str,
     typical: float,
     sizes: Mapping[str, float],
-    schemes: Mapping[str, Scheme],
+    schemes: Mapping[str, ModuleFormat],
 ) -> None:
     leaf = _leaf(module)
     peers = [t for m, t in sizes.items() if m != module and _leaf(m) == leaf]
@@ -124,7 +124,7 @@ def _beside_peers(
         report.notes.append(f"{_scale_name(module, schemes[module])} {said}.")
 
 
-def _weight_size(refs: Refs, module: str, scheme: Scheme) -> tuple[float, float] | None:
+def _weight_size(refs: Refs, module: str, scheme: ModuleFormat) -> tuple[float, float] | None:
     """Typical and largest magnitude of a module's weights, from its scales; None if unreadable."""
     scales = _scales(refs, module, scheme)
     if scales is None or not scales.size:
@@ -133,7 +133,7 @@ def _weight_size(refs: Refs, module: str, scheme: Scheme) -> tuple[float, float]
     return float(np.sqrt(np.mean(wide**2))), float(wide.max())
 
 
-def _scales(refs: Refs, module: str, scheme: Scheme) -> Floats | None:
+def _scales(refs: Refs, module: str, scheme: ModuleFormat) -> Floats | None:
     """Largest magnitude under each stored scale of a weight; None if absent or not finite."""
     ref = refs.get(f"{module}.weight_scale")
     if ref is None or ref.dtype not in ("F8_E4M3", "BF16", "F16", "F32"):
@@ -150,7 +150,7 @@ def _scales(refs: Refs, module: str, scheme: Scheme) -> Floats | None:
     return found if bool(np.isfinite(found).all()) else None
 
 
-def _reciprocal(scheme: Scheme, typical: float) -> str:
+def _reciprocal(scheme: ModuleFormat, typical: float) -> str:
     """What the size would be if the stored number were its own reciprocal."""
     # what divides NVFP4's largest, or multiplies FP8's, came from the largest weight
     alone = largest_number(scheme.bits, scheme.type)
@@ -158,7 +158,7 @@ def _reciprocal(scheme: Scheme, typical: float) -> str:
     return f"; it looks like the reciprocal, which makes it {turned:.3g}" if turned < 64 else ""
 
 
-def inputs(report: AuditReport, refs: Refs, schemes: Mapping[str, Scheme]) -> None:
+def inputs(report: AuditReport, refs: Refs, schemes: Mapping[str, ModuleFormat]) -> None:
     """Checks calibrated input scales against what the layers before them let through."""
     claims = {m: c for m, s in schemes.items() if (c := claimed(refs, m, s)) is not None}
     if not claims:
@@ -197,7 +197,7 @@ def inputs(report: AuditReport, refs: Refs, schemes: Mapping[str, Scheme]) -> No
     )
 
 
-def claimed(refs: Refs, module: str, scheme: Scheme) -> float | None:
+def claimed(refs: Refs, module: str, scheme: ModuleFormat) -> float | None:
     """The largest input that a module's stored scale stands for; None without a sound scale."""
     if scheme.format == NVFP4:
         divisor = _scalar(refs, f"{module}.input_global_scale")
@@ -206,13 +206,13 @@ def claimed(refs: Refs, module: str, scheme: Scheme) -> float | None:
     return scale * E4M3_MAX if scale else None
 
 
-def _turned(scheme: Scheme, claim: float) -> float:
+def _turned(scheme: ModuleFormat, claim: float) -> float:
     largest = NVFP4_MAX if scheme.format == NVFP4 else E4M3_MAX
     return largest**2 / claim
 
 
 def _same_inputs(
-    report: AuditReport, claims: Mapping[str, float], schemes: Mapping[str, Scheme]
+    report: AuditReport, claims: Mapping[str, float], schemes: Mapping[str, ModuleFormat]
 ) -> None:
     """FP8 members of a fused group; those of NVFP4 must be equal, which is another check."""
     fp8 = [module for module in claims if schemes[module].format != NVFP4]
@@ -256,7 +256,7 @@ _SCALES = ("weight_scale", "weight_global_scale", "input_scale", "input_global_s
 
 
 def possible(
-    refs: Refs, schemes: Mapping[str, Scheme], module: str, told: frozenset[str] = frozenset()
+    refs: Refs, schemes: Mapping[str, ModuleFormat], module: str, told: frozenset[str] = frozenset()
 ) -> Range | None:
     """What the largest magnitude of a module's inputs can be, whatever the record.
 
@@ -267,7 +267,7 @@ def possible(
 
     Args:
         refs: The checkpoint's tensors.
-        schemes: Scheme of every quantized module.
+        schemes: Format of every quantized module.
         module: Module name.
         told: Modules and tensors that are known to be wrong.
 
@@ -311,7 +311,7 @@ def _behind_norm(refs: Refs, norm: str) -> Range | None:
 
 def _behind(
     refs: Refs,
-    schemes: Mapping[str, Scheme],
+    schemes: Mapping[str, ModuleFormat],
     layer: str,
     norm: str,
     producers: Iterable[str],
@@ -326,7 +326,7 @@ def _behind(
     return Range(0.0, upper, f"{norm} and what is between")
 
 
-def _row_norms(refs: Refs, scheme: Scheme | None, module: str) -> Floats | None:
+def _row_norms(refs: Refs, scheme: ModuleFormat | None, module: str) -> Floats | None:
     """No less than the norm of each row of a weight, from its scales alone where quantized."""
     if scheme is None:
         ref = refs.get(f"{module}.weight")
@@ -354,12 +354,12 @@ def _scalar(refs: Refs, name: str) -> float | None:
     return value if math.isfinite(value) and value > 0 else None
 
 
-def _scale_name(module: str, scheme: Scheme) -> str:
+def _scale_name(module: str, scheme: ModuleFormat) -> str:
     suffix = "weight_global_scale" if scheme.format == NVFP4 else "weight_scale"
     return f"{module}.{suffix}"
 
 
-def input_name(module: str, scheme: Scheme) -> str:
+def input_name(module: str, scheme: ModuleFormat) -> str:
     """Name of the tensor that scales a module's inputs."""
     return f"{module}.{'input_global_scale' if scheme.format == NVFP4 else 'input_scale'}"
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from clefq.clef.checkpoint import LM_HEAD, embeddings_agree, weight_bytes
 from clefq.clef.config_match import (
-    Scheme,
+    ModuleFormat,
 )
 from clefq.clef.encoding import DEFAULT_MAX_LENGTH
 from clefq.clef.family import (
@@ -46,14 +46,14 @@ class Audited:
         config: `config.json`.
         refs: Every backbone tensor.
         expected: Shapes of the unquantized model.
-        schemes: Scheme of every quantized Linear.
+        schemes: Format of every quantized Linear.
     """
 
     folder: Path
     config: Mapping[str, Any]
     refs: dict[str, TensorInfo]
     expected: Shapes
-    schemes: dict[str, Scheme]
+    schemes: dict[str, ModuleFormat]
 
 
 def audit_checkpoint(

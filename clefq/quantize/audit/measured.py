@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clefq.clef.config_match import Scheme
+from clefq.clef.config_match import ModuleFormat
 from clefq.quantize.audit.bounds import Refs, claimed, input_name, place
 from clefq.quantize.audit.report import AuditReport
 from clefq.quantize.calibration import Calibration
@@ -109,7 +109,7 @@ def growth(maxima: Maxima, records: int) -> Growth | None:
 def check(
     report: AuditReport,
     refs: Refs,
-    schemes: Mapping[str, Scheme],
+    schemes: Mapping[str, ModuleFormat],
     model: Path,
     calibration: Calibration,
 ) -> None:
@@ -118,7 +118,7 @@ def check(
     Args:
         report: Takes the breaches.
         refs: The checkpoint's tensors.
-        schemes: Scheme of every quantized module.
+        schemes: Format of every quantized module.
         model: The BF16 source, or the checkpoint itself, whose weights are then dequantized.
         calibration: The records.
     """

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from clefq.clef.config_match import FP8, NVFP4, Scheme
+from clefq.clef.config_match import FP8, NVFP4, ModuleFormat
 from clefq.clef.formats import Format
 from clefq.clef.small_floats import NVFP4_GROUP, unpack_e2m1
 from clefq.clef.tensor_files import TensorInfo
@@ -47,7 +47,7 @@ def _torch_dtype(name: str) -> torch.dtype:
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "I8": "int8", "I32": "int32"}
 
 
-def comparable(scheme: Scheme) -> bool:
+def comparable(scheme: ModuleFormat) -> bool:
     """Whether the module's rounding can be recomputed."""
     if scheme.format == NVFP4:
         return scheme.group_size == 16
@@ -60,7 +60,7 @@ def comparable(scheme: Scheme) -> bool:
 
 
 def compare_module(
-    module: str, scheme: Scheme, refs: Refs, source: Refs, members: tuple[str, ...] = ()
+    module: str, scheme: ModuleFormat, refs: Refs, source: Refs, members: tuple[str, ...] = ()
 ) -> Comparison:
     """Recomputes a module's numbers from the source and counts those that differ.
 
@@ -206,7 +206,7 @@ def _nvfp4_deviations(
 
 
 def requantized(
-    module: str, scheme: Scheme, source: Refs, arithmetic: Arithmetic, divisor: float | None
+    module: str, scheme: ModuleFormat, source: Refs, arithmetic: Arithmetic, divisor: float | None
 ) -> dict[str, bytes]:
     """Quantizes a source weight anew.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from clefq.clef.config_match import Scheme
+from clefq.clef.config_match import ModuleFormat
 from clefq.clef.tensor_files import TensorInfo
 from clefq.quantize.audit.tallies import (
     NATIVE,
@@ -29,7 +29,7 @@ Refs = Mapping[str, TensorInfo]
 _ARITHMETICS = (NATIVE, Arithmetic(quotients=True), WIDE)
 
 
-def compare_fp8(module: str, scheme: Scheme, refs: Refs, source: Refs) -> Comparison:
+def compare_fp8(module: str, scheme: ModuleFormat, refs: Refs, source: Refs) -> Comparison:
     """One scale per row or tile: codes and scales against each known arithmetic, the best wins."""
     best: tuple[Tally, Arithmetic] | None = None
     for arithmetic in _ARITHMETICS:
@@ -43,7 +43,7 @@ def compare_fp8(module: str, scheme: Scheme, refs: Refs, source: Refs) -> Compar
 
 
 def _tally_fp8(
-    module: str, scheme: Scheme, refs: Refs, source: Refs, arithmetic: Arithmetic
+    module: str, scheme: ModuleFormat, refs: Refs, source: Refs, arithmetic: Arithmetic
 ) -> Tally:
     import torch
 
@@ -67,7 +67,7 @@ def _tally_fp8(
 
 
 def fp8_numbers(
-    block: torch.Tensor, scheme: Scheme, arithmetic: Arithmetic
+    block: torch.Tensor, scheme: ModuleFormat, arithmetic: Arithmetic
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes and scales that round-to-nearest gives."""
     from clefq.quantize import kernels

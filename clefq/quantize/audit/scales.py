@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from clefq.clef.config_match import NVFP4, Scheme
+from clefq.clef.config_match import NVFP4, ModuleFormat
 from clefq.clef.family import FusedGroup, fused_groups
 from clefq.clef.small_floats import E2M1_MAX, E4M3_MAX
 from clefq.clef.tensor_files import FLOAT_DTYPES, TensorInfo
@@ -27,7 +27,7 @@ def read_global_scale(refs: Refs, module: str, suffix: str) -> float | None:
     return float(read_floats(ref).reshape(-1)[0])
 
 
-def global_scales(report: AuditReport, refs: Refs, schemes: Mapping[str, Scheme]) -> None:
+def global_scales(report: AuditReport, refs: Refs, schemes: Mapping[str, ModuleFormat]) -> None:
     """Checks that global scales are finite, positive and equal inside every fused group."""
     nvfp4 = [module for module, scheme in schemes.items() if scheme.format == NVFP4]
     for suffix, check in _KINDS.items():
@@ -94,12 +94,12 @@ def _effect(suffix: str, factors: Mapping[str, float]) -> str:
     return f"vLLM takes the largest divisor for all: inputs of {shrunk} of their range, clipped"
 
 
-def shared_groups(schemes: Mapping[str, Scheme]) -> list[FusedGroup]:
+def shared_groups(schemes: Mapping[str, ModuleFormat]) -> list[FusedGroup]:
     """The fused groups whose members are all NVFP4: those with a scale to share."""
     return fused_groups(m for m, scheme in schemes.items() if scheme.format == NVFP4)
 
 
-def local_scales(report: AuditReport, refs: Refs, schemes: Mapping[str, Scheme]) -> None:
+def local_scales(report: AuditReport, refs: Refs, schemes: Mapping[str, ModuleFormat]) -> None:
     """Checks the scales of groups, channels or tensors: finite, positive, none absurd."""
     for module, scheme in schemes.items():
         for suffix in ("weight_scale", "input_scale"):
@@ -109,7 +109,7 @@ def local_scales(report: AuditReport, refs: Refs, schemes: Mapping[str, Scheme])
                 _local_scale(report, refs, ref, scheme)
 
 
-def _local_scale(report: AuditReport, refs: Refs, ref: TensorInfo, scheme: Scheme) -> None:
+def _local_scale(report: AuditReport, refs: Refs, ref: TensorInfo, scheme: ModuleFormat) -> None:
     values = read_floats(ref)
     bad = int(values.size - np.count_nonzero(np.abs(values) < TOO_LARGE))
     if bad:
@@ -124,7 +124,7 @@ def _local_scale(report: AuditReport, refs: Refs, ref: TensorInfo, scheme: Schem
         report.breach("group scales", ref.name, message, "numbers vanish")
 
 
-def _erased(refs: Refs, ref: TensorInfo, scheme: Scheme, scales: Floats) -> int:
+def _erased(refs: Refs, ref: TensorInfo, scheme: ModuleFormat, scales: Floats) -> int:
     zero = np.abs(scales) < _TOO_SMALL
     if not bool(zero.any()):
         return 0

@@ -9,12 +9,12 @@ from typing import Any
 from clefq.clef.config_match import (
     FP8,
     NVFP4,
-    Scheme,
+    ModuleFormat,
     matches,
     misnamed,
     misread,
+    module_formats,
     quantization_of,
-    schemes_of,
 )
 from clefq.clef.family import FAMILY, Shapes, linear_modules, served_name
 from clefq.clef.formats import MODEL_DTYPE
@@ -43,7 +43,7 @@ def schemes(
     config: Mapping[str, Any],
     refs: Refs,
     linears: list[str],
-) -> dict[str, Scheme]:
+) -> dict[str, ModuleFormat]:
     """The scheme of every quantized Linear, by the config.
 
     Raises:
@@ -59,7 +59,7 @@ def schemes(
         foreign.refuse_method(folder, method)
     block = foreign.mended_ignore(report, block, linears)
     try:
-        found = schemes_of(block, linears)
+        found = module_formats(block, linears)
     except ValueError as error:
         report.breach("config", "config.json", str(error), "loading fails")
         found = {}
@@ -77,7 +77,9 @@ def schemes(
     return found
 
 
-def _remarks(report: AuditReport, block: Mapping[str, Any], found: Mapping[str, Scheme]) -> None:
+def _remarks(
+    report: AuditReport, block: Mapping[str, Any], found: Mapping[str, ModuleFormat]
+) -> None:
     """What engines read otherwise than it looks, without any harm that is known."""
     kinds = {scheme.format for scheme in found.values()}
     if block.get("format") == "mixed-precision" and len(kinds) == 1:
@@ -100,7 +102,7 @@ def _remarks(report: AuditReport, block: Mapping[str, Any], found: Mapping[str, 
         )
 
 
-def known(scheme: Scheme) -> bool:
+def known(scheme: ModuleFormat) -> bool:
     """Whether the scheme's format is one whose tensors are understood here."""
     return scheme.format == NVFP4 or scheme.format in FP8
 
@@ -173,7 +175,7 @@ def loads(
         )
 
 
-def unproven(report: AuditReport, schemes: Mapping[str, Scheme]) -> None:
+def unproven(report: AuditReport, schemes: Mapping[str, ModuleFormat]) -> None:
     """What cannot be seen without a source, one line each."""
     report.cannot_see(
         "that it is this model: without --source, weights of another revision look as sound"
@@ -195,7 +197,10 @@ def unproven(report: AuditReport, schemes: Mapping[str, Scheme]) -> None:
 
 
 def _names(
-    report: AuditReport, block: Mapping[str, Any], linears: list[str], schemes: Mapping[str, Scheme]
+    report: AuditReport,
+    block: Mapping[str, Any],
+    linears: list[str],
+    schemes: Mapping[str, ModuleFormat],
 ) -> None:
     wrong = misnamed(block, linears) if schemes else []
     if wrong:
@@ -223,7 +228,7 @@ def _unquantized(report: AuditReport, refs: Refs) -> None:
 
 
 def layouts(
-    report: AuditReport, refs: Refs, expected: Shapes, schemes: Mapping[str, Scheme]
+    report: AuditReport, refs: Refs, expected: Shapes, schemes: Mapping[str, ModuleFormat]
 ) -> None:
     """That every Linear is stored as the config says: which tensors, their types and shapes."""
     for module in linear_modules(expected):
@@ -254,7 +259,9 @@ def layouts(
             )
 
 
-def _layout(report: AuditReport, refs: Refs, module: str, scheme: Scheme, expected: Shapes) -> None:
+def _layout(
+    report: AuditReport, refs: Refs, module: str, scheme: ModuleFormat, expected: Shapes
+) -> None:
     rows, columns = expected[f"{module}.weight"]
     for suffix, (dtypes, shapes) in _layouts(scheme, rows, columns).items():
         ref = refs.get(f"{module}.{suffix}")
@@ -271,7 +278,7 @@ def _layout(report: AuditReport, refs: Refs, module: str, scheme: Scheme, expect
 
 
 def _layouts(
-    scheme: Scheme, rows: int, columns: int
+    scheme: ModuleFormat, rows: int, columns: int
 ) -> dict[str, tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]]:
     if scheme.format == NVFP4:
         size = scheme.group_size or 16

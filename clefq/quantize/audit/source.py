@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from clefq.clef.config_match import Scheme
+from clefq.clef.config_match import ModuleFormat
 from clefq.clef.family import fused_groups
 from clefq.clef.formats import MODEL_DTYPE, PLAIN_FP8, STORAGES
 from clefq.clef.tensor_files import TensorInfo, same_bytes
@@ -65,7 +65,7 @@ def manifest(report: AuditReport, folder: Path) -> None:
 def compare(
     report: AuditReport,
     refs: Refs,
-    schemes: Mapping[str, Scheme],
+    schemes: Mapping[str, ModuleFormat],
     source: Path,
     allow_vanished: bool = False,
 ) -> None:
@@ -76,7 +76,7 @@ def compare(
             come from the source's by a save that rounded), `other_rounding`, `uncompared` and
             `recomputed` (module to how its numbers are made from the source).
         refs: The checkpoint's tensors.
-        schemes: Scheme of every quantized module.
+        schemes: Format of every quantized module.
         source: The BF16 checkpoint.
         allow_vanished: Weights that four bits erase are a note, however many.
     """
@@ -125,7 +125,7 @@ def rounded_twice(ours: TensorInfo, source: TensorInfo) -> bool:
 def _quantized(
     report: AuditReport,
     refs: Refs,
-    schemes: Mapping[str, Scheme],
+    schemes: Mapping[str, ModuleFormat],
     source: Refs,
     allow_vanished: bool,
 ) -> None:
@@ -190,7 +190,7 @@ def _first(modules: list[str]) -> str:
 
 
 def _comparable(
-    report: AuditReport, refs: Refs, schemes: Mapping[str, Scheme], source: Refs
+    report: AuditReport, refs: Refs, schemes: Mapping[str, ModuleFormat], source: Refs
 ) -> list[str]:
     from clefq.quantize.audit.rounding import comparable
 
@@ -221,7 +221,7 @@ def _comparable(
 
 
 def _not_compared(
-    report: AuditReport, quantized: Sequence[TensorInfo], skipped: Mapping[str, Scheme]
+    report: AuditReport, quantized: Sequence[TensorInfo], skipped: Mapping[str, ModuleFormat]
 ) -> None:
     if quantized:
         report.breach(
@@ -239,7 +239,7 @@ def _not_compared(
         )
 
 
-def _stored_dtypes(name: str, scheme: Scheme) -> tuple[str, ...]:
+def _stored_dtypes(name: str, scheme: ModuleFormat) -> tuple[str, ...]:
     """What a quantized module's tensor may be stored as."""
     suffix = name.rpartition(".")[2]
     storage = STORAGES.get(scheme.format, PLAIN_FP8)
@@ -250,7 +250,7 @@ def _stored_dtypes(name: str, scheme: Scheme) -> tuple[str, ...]:
     return ("I64",) if suffix == "weight_shape" else _SOURCE_DTYPES
 
 
-def _weight_shape(refs: Refs, module: str, scheme: Scheme) -> tuple[int, ...]:
+def _weight_shape(refs: Refs, module: str, scheme: ModuleFormat) -> tuple[int, ...]:
     suffix, _, per_element = STORAGES.get(scheme.format, PLAIN_FP8).codes
     *rows, columns = refs[f"{module}.{suffix}"].shape
     return (*rows, per_element * columns)

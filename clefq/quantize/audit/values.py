@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from clefq.clef.config_match import NVFP4, Scheme
+from clefq.clef.config_match import NVFP4, ModuleFormat
 from clefq.clef.tensor_files import Buffer, TensorInfo
 from clefq.errors import ClefqError
 from clefq.plain_files import read_json
@@ -59,14 +59,14 @@ class Zeros:
 
 
 def check(
-    report: AuditReport, refs: Refs, schemes: Mapping[str, Scheme], folder: Path, proven: bool
+    report: AuditReport, refs: Refs, schemes: Mapping[str, ModuleFormat], folder: Path, proven: bool
 ) -> None:
     """Looks at every stored number.
 
     Args:
         report: Takes the breaches.
         refs: Every backbone tensor.
-        schemes: Scheme of every quantized module.
+        schemes: Format of every quantized module.
         folder: The checkpoint, for its tokenizer.
         proven: Whether a source is at hand: zeros that it has too are then no damage, and others
             are found by the comparison.
@@ -193,7 +193,7 @@ def _longest(blocks: Iterable[Flags]) -> tuple[int, int]:
     return best
 
 
-def _groups(report: AuditReport, refs: Refs, schemes: Mapping[str, Scheme]) -> None:
+def _groups(report: AuditReport, refs: Refs, schemes: Mapping[str, ModuleFormat]) -> None:
     modules = [
         module
         for module, scheme in schemes.items()

@@ -9,15 +9,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from clefq.clef.config_match import FP8, NVFP4, Scheme
+from clefq.clef.config_match import FP8, NVFP4, ModuleFormat
 from clefq.clef.tensor_files import read_header
 from clefq.quantize.audit import bounds
 from clefq.quantize.audit.report import AuditReport
 
 LAYER = "model.language_model.layers"
-W4A4 = Scheme(NVFP4, 4, "tensor_group", 16, (4, "local"), "tensor_group")
-STATIC = Scheme(FP8[0], 8, "tensor", None, (8, False), "tensor")
-CHANNEL = Scheme(FP8[0], 8, "channel", None, (8, True), "token")
+W4A4 = ModuleFormat(NVFP4, 4, "tensor_group", 16, (4, "local"), "tensor_group")
+STATIC = ModuleFormat(FP8[0], 8, "tensor", None, (8, False), "tensor")
+CHANNEL = ModuleFormat(FP8[0], 8, "channel", None, (8, True), "token")
 LEAVES = {
     "self_attn.q_proj": 6.0,
     "self_attn.k_proj": 6.0,
@@ -30,7 +30,7 @@ LEAVES = {
 Tensors = dict[str, torch.Tensor]
 
 
-def tensors(scheme: Scheme, layers: int = 5) -> Tensors:
+def tensors(scheme: ModuleFormat, layers: int = 5) -> Tensors:
     """Scales and norms as of a sound checkpoint: weights up to 0.4, inputs as in `LEAVES`."""
     found: Tensors = {}
     for layer in range(layers):
@@ -54,7 +54,7 @@ def tensors(scheme: Scheme, layers: int = 5) -> Tensors:
     return found
 
 
-def audited(folder: Path, scheme: Scheme, content: Tensors) -> AuditReport:
+def audited(folder: Path, scheme: ModuleFormat, content: Tensors) -> AuditReport:
     save_file(content, folder / "model.safetensors")
     refs = read_header(folder / "model.safetensors")
     modules = [name.removesuffix(".weight_scale") for name in refs if name.endswith("weight_scale")]
@@ -67,7 +67,7 @@ def audited(folder: Path, scheme: Scheme, content: Tensors) -> AuditReport:
 
 
 @pytest.mark.parametrize("scheme", [W4A4, STATIC, CHANNEL])
-def test_sound_scales(tmp_path: Path, scheme: Scheme) -> None:
+def test_sound_scales(tmp_path: Path, scheme: ModuleFormat) -> None:
     report = audited(tmp_path, scheme, tensors(scheme))
     assert report.breaches == [] and report.notes == []
     assert bool(report.unproven) is (scheme is not CHANNEL)
@@ -89,7 +89,9 @@ def invert(content: Tensors, suffix: str) -> None:
         (CHANNEL, "weight_scale", 35),
     ],
 )
-def test_every_scale_inverted(tmp_path: Path, scheme: Scheme, suffix: str, count: int) -> None:
+def test_every_scale_inverted(
+    tmp_path: Path, scheme: ModuleFormat, suffix: str, count: int
+) -> None:
     content = tensors(scheme)
     invert(content, suffix)
     report = audited(tmp_path, scheme, content)
@@ -101,7 +103,9 @@ def test_every_scale_inverted(tmp_path: Path, scheme: Scheme, suffix: str, count
 
 @pytest.mark.parametrize("factor", [30.0, 1 / 3000])
 @pytest.mark.parametrize("scheme", [W4A4, STATIC, CHANNEL])
-def test_one_weight_scale_of_another_size(tmp_path: Path, scheme: Scheme, factor: float) -> None:
+def test_one_weight_scale_of_another_size(
+    tmp_path: Path, scheme: ModuleFormat, factor: float
+) -> None:
     content = tensors(scheme)
     name = f"{LAYER}.2.self_attn.o_proj." + (
         "weight_global_scale" if scheme is W4A4 else "weight_scale"

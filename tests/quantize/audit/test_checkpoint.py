@@ -479,7 +479,7 @@ def test_schemes_are_those_that_compressed_tensors_reads(made: Make, scheme: str
     from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
     from transformers import AutoConfig, Qwen3_5ForConditionalGeneration
 
-    from clefq.clef.config_match import schemes_of
+    from clefq.clef.config_match import module_formats
     from clefq.clef.family import expected_tensors, linear_modules
     from clefq.quantize.quiet import quiet_libraries
 
@@ -487,7 +487,7 @@ def test_schemes_are_those_that_compressed_tensors_reads(made: Make, scheme: str
     config = json.loads((folder / "config.json").read_text())
     shapes = expected_tensors(config, "model.language_model")
     assert shapes is not None
-    ours = schemes_of(config["quantization_config"], linear_modules(shapes))
+    ours = module_formats(config["quantization_config"], linear_modules(shapes))
     with torch.device("meta"):
         loaded = AutoConfig.from_pretrained(folder)
         model = Qwen3_5ForConditionalGeneration._from_config(loaded)
