@@ -185,7 +185,7 @@ def matches(module: str, target: str, kind: str = "Linear") -> bool:
 
 
 def module_formats(config: Mapping[str, Any], linears: Iterable[str]) -> dict[str, ModuleFormat]:
-    """The scheme of every Linear that a `quantization_config` quantizes.
+    """The format of every Linear that a `quantization_config` quantizes.
 
     Args:
         config: The `quantization_config` object.
@@ -198,12 +198,14 @@ def module_formats(config: Mapping[str, Any], linears: Iterable[str]) -> dict[st
 
 
 def _assigned(config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, ModuleFormat]:
-    """Schemes by module; `names` holds the name under which patterns see each module."""
+    """Formats by module; `names` holds the name under which patterns see each module."""
     ignored = _patterns(config, "ignore")
     groups = config.get("config_groups")
     if not (isinstance(groups, Mapping) and groups and all(map(_is_object, groups.values()))):
         raise ValueError("quantization_config has no config_groups")
-    parsed = [(_patterns(group, "targets"), _module_format(group, config)) for group in groups.values()]
+    parsed = [
+        (_patterns(group, "targets"), _module_format(group, config)) for group in groups.values()
+    ]
     found = {}
     for module, name in names.items():
         if any(_matches_under(module, name, entry) for entry in ignored):

@@ -142,11 +142,12 @@ def engine_arguments(
     }
     if text_only:
         arguments["language_model_only"] = True
+    weights = unpacked_bytes(folder)
+    _check_four_bit(folder, settings.four_bit, weights, cpu)
     if cpu:
-        _check_four_bit(settings.four_bit)
         arguments["skip_mm_profiling"] = True
         return arguments
-    if weights := unpacked_bytes(folder):
+    if weights:
         arguments["additional_config"] = {
             FOUR_BIT_KEY: {"kind": settings.four_bit, "weights": weights}
         }
@@ -206,13 +207,14 @@ def bind_cores(cores: Sequence[int], ranks: int) -> str:
 
 
 def unpacked_bytes(folder: Path) -> int:
-    """Bytes of a four-bit checkpoint's weights once unpacked to BF16; 0 where nothing is packed.
+    """Bytes of an NVFP4 checkpoint's weights once unpacked to BF16; 0 where no layer is NVFP4.
 
     Raises:
         CheckpointError: A shard is missing, or no whole safetensors file.
     """
     sizes = [
-        (name.endswith(".weight_packed"), info.nbytes)
+        # ModelOpt calls the packed weight `weight`; INT4 packs into I32
+        (name.endswith((".weight_packed", ".weight")) and info.dtype == "U8", info.nbytes)
         for file in weight_files(folder)
         for name, info in read_header(file).items()
     ]
@@ -221,8 +223,15 @@ def unpacked_bytes(folder: Path) -> int:
     return sum(4 * size if packed else size for packed, size in sizes)
 
 
-def _check_four_bit(asked: FourBit) -> None:
-    if asked == "bf16":
+def _check_four_bit(folder: Path, asked: FourBit, nvfp4: int, cpu: bool) -> None:
+    """Refuses a choice that would change nothing."""
+    if asked != "auto" and not nvfp4:
+        raise InputError(
+            f"--four-bit {asked} is about NVFP4 layers, and {folder} has none: INT4 and everything "
+            "else runs on vLLM's own kernels.",
+            fix="leave --four-bit out.",
+        )
+    if cpu and asked == "bf16":
         raise InputError(
             "--four-bit bf16 is for GPUs; on a CPU four-bit layers are emulated.",
             fix="leave --four-bit out.",

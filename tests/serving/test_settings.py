@@ -205,3 +205,36 @@ def test_graph_sizes_reach_the_limit_with_little_padding(most: int) -> None:
     assert min(gaps) > 0
     assert max(gaps) <= 64
     assert len(graph_sizes(2048)) == 40
+
+
+def packed(folder: Path, name: str, dtype: str) -> Path:
+    header = json.dumps({name: {"dtype": dtype, "shape": [1, 4], "data_offsets": [0, ITEM[dtype]]}})
+    data = len(header).to_bytes(8, "little") + header.encode() + bytes(ITEM[dtype])
+    (folder / "model.safetensors").write_bytes(data)
+    return folder
+
+
+ITEM = {"U8": 4, "I32": 16, "BF16": 8}
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("a.weight_packed", "I32"), ("a.weight", "BF16")])
+def test_four_bit_is_refused_where_it_would_change_nothing(
+    folder: Path, name: str, dtype: str
+) -> None:
+    packed(folder, name, dtype)
+    for cpu in (True, False):
+        with pytest.raises(InputError, match=r"--four-bit simulated .* has none: INT4"):
+            engine_arguments(folder, ServeSettings(four_bit="simulated"), cpu=cpu, here=False)
+        assert "additional_config" not in engine_arguments(
+            folder, ServeSettings(), cpu=cpu, here=False
+        )
+
+
+@pytest.mark.parametrize("name", ["a.weight_packed", "a.weight"])
+def test_four_bit_reaches_nvfp4_layers(folder: Path, name: str) -> None:
+    """Under compressed-tensors' name of a packed weight and under ModelOpt's."""
+    packed(folder, name, "U8")
+    found = engine_arguments(folder, ServeSettings(four_bit="bf16"), cpu=False, here=False)
+    assert found["additional_config"] == {"clefq_four_bit": {"kind": "bf16", "weights": 16}}
+    with pytest.raises(InputError, match="for GPUs"):
+        engine_arguments(folder, ServeSettings(four_bit="bf16"), cpu=True)
