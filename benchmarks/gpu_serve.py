@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -98,7 +99,7 @@ def measure(options: argparse.Namespace, layout: str) -> dict:
             row["load"] = bench(options)
             row["fixed"] = fixed(options)
             if options.alone:
-                row["alone"] = alone_through_http(options)
+                row["alone"], row["parts"] = alone_through_http(options)
             if options.kill and layout.startswith("dp") and layout != "dp1":
                 row["kill"] = bench(options, kill=core_of(facts))
                 row["metrics"] = engine_metrics(options.port)
@@ -249,8 +250,11 @@ def fixed(options: argparse.Namespace) -> list[dict]:
     return found
 
 
-def alone_through_http(options: argparse.Namespace) -> list[float]:
-    """Seconds of records asked one after the other on one connection; the first few warm it."""
+def alone_through_http(options: argparse.Namespace) -> tuple[list[float], dict[str, float]]:
+    """Seconds of records asked one after the other on one connection; the first few warm it.
+
+    Beside them the median milliseconds of each part that the server states.
+    """
     import httpx
 
     from clefq.bench import workload
@@ -261,6 +265,7 @@ def alone_through_http(options: argparse.Namespace) -> list[float]:
     kinds = options.lengths.split(",")
     records = workload.records(PromptTokenizer.from_folder(folder), kinds, options.alone)
     took = []
+    parts: dict[str, list[float]] = {}
     with httpx.Client(timeout=120, base_url=f"http://127.0.0.1:{options.port}") as client:
         for record in [*records[:WARM], *records]:
             value = record_to_json(record)
@@ -270,7 +275,10 @@ def alone_through_http(options: argparse.Namespace) -> list[float]:
             reply = client.post("/v1/systemone", content=body, headers=headers)
             took.append(time.perf_counter() - started)
             reply.raise_for_status()
-    return took[WARM:]
+            for name, value in re.findall(r"(\w+);dur=([\d.]+)", reply.headers["server-timing"]):
+                parts.setdefault(name, []).append(float(value))
+    medians = {name: statistics.median(values[WARM:]) for name, values in parts.items()}
+    return took[WARM:], medians
 
 
 def alone_without_http(engine: Any, records: list[Any]) -> list[float]:
@@ -299,7 +307,7 @@ def held_against_offline(rows: list[dict]) -> list[str]:
             here, there = (1e3 * statistics.median(one["alone"]) for one in (row, offline))
             found.append(
                 f"{layout}: a record alone {here:.1f} ms through HTTP, {there:.1f} ms without: "
-                f"{here - there:+.1f} ms"
+                f"{here - there:+.1f} ms; of it, as the server states, {row['parts']}"
             )
     return found
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -159,3 +161,25 @@ def test_the_vllm_command_drops_no_option() -> None:
     assert "--port, --token, --access-log" in str(result.exception)
     assert "x" not in result.output
     assert CliRunner().invoke(app, ["serve", "nano", "--vllm-command"]).exit_code == 0
+
+
+def test_warm_cache_says_how_long_it_took_and_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def run_server(plan: Any, server: Any, door: Any, ready: Any, log: Any) -> int:
+        door.listener.close()
+        times = SimpleNamespace(load_seconds=41.6, warm_seconds=3.2)
+        ready(SimpleNamespace(engines=[(0, 1, times), (1, None, None)]), "http://x")
+        return 0
+
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr("clefq.serving.fleet.front.run_server", run_server)
+    monkeypatch.setattr(serve, "hand_over", lambda console: None)
+    monkeypatch.setattr(os, "kill", lambda pid, signum: killed.append((pid, signum)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("clefq.serving.fleet.server.leave", lambda code: None)
+    done = CliRunner().invoke(app, ["serve", "nano", "--port", "0", "--warm-cache"])
+    assert done.exit_code == 0, done.output
+    assert killed == [(os.getpid(), signal.SIGTERM)]
+    assert "loaded and compiled in 42 s, 3 s of prompts" in " ".join(done.output.split())
+    assert "ready" not in done.output
