@@ -168,6 +168,24 @@ QWEN3_5 = Family(
 )
 FAMILY = QWEN3_5
 TEXT = FAMILY.text
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """Columns of the activations of a layer: between layers, in its MLP, of a DeltaNet's values."""
+
+    hidden: int
+    mlp: int
+    deltanet: int
+
+
+def activation_widths(text_config: Mapping[str, Any]) -> Widths:
+    """How wide a language model's activations are."""
+    shapes = FAMILY.parts[MLP].shapes(text_config) | FAMILY.parts[DELTANET].shapes(text_config)
+    mlp, hidden = shapes["mlp.gate_proj.weight"]
+    return Widths(hidden, mlp, shapes["linear_attn.in_proj_z.weight"][0])
+
+
 # fused product -> members; read by everything that shares scales
 FUSED: dict[str, tuple[str, ...]] = dict(FAMILY.fused)
 _FUSED_OF: dict[str, str] = {leaf: fused for fused, leaves in FUSED.items() for leaf in leaves}

@@ -51,13 +51,18 @@ class Calibration:
         """Tokens of the longest prompt."""
         return max(len(prompt.token_ids) for prompt in self.prompts)
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(len(prompt.token_ids) for prompt in self.prompts)
+
     def to_json(self) -> dict[str, object]:
         """What `clefq.json` keeps."""
         return {
             "set": self.set_name,
             "sha256": self.set_sha256,
             "records": len(self.prompts),
-            "tokens": sum(len(prompt.token_ids) for prompt in self.prompts),
+            "tokens": self.tokens,
             "images": sum(len(prompt.images) for prompt in self.prompts),
             "max_length": self.max_length,
             "truncated_records": self.truncated_records,

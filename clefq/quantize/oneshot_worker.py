@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,8 +54,6 @@ class Job:
 
 def run_job(job: Job) -> None:
     """Quantizes and saves, with llm-compressor alone; nothing is repaired here."""
-    from contextlib import nullcontext
-
     from llmcompressor.entrypoints.oneshot import oneshot
 
     model = _load(job)
@@ -66,7 +64,7 @@ def run_job(job: Job) -> None:
     if data.get("pipeline") == "basic" and job.offload is None:
         _onto_gpus(model)
     shared = shared_scale_tables() if job.shared_scales else nullcontext()
-    with shared, watching(model, job.watched) as maxima:
+    with shared, attention_as_at_inference(), watching(model, job.watched) as maxima:
         oneshot(model=model, recipe=job.recipe, **data)
     if job.maxima is not None:
         Path(job.maxima).write_text(json.dumps(maxima), encoding="utf-8")
@@ -82,6 +80,31 @@ def _onto_gpus(model: Any) -> None:
         from compressed_tensors.offload import dispatch_model
 
         dispatch_model(model)
+
+
+@contextmanager
+def attention_as_at_inference() -> Iterator[None]:
+    """Keeps llm-compressor from forcing eager attention while it calibrates.
+
+    Its calibration context sets `eager`, for models whose mask stands in the traced graph: the
+    scores of every pair of tokens and a mask of the same size are then in memory, about 11 bytes
+    per head and pair, and the mask once more for every record that waits for the next layer. Here
+    the layers are not traced into, and prompts have no padding, so that SDPA needs no mask at all
+    and memory grows with the length.
+    """
+    from llmcompressor.utils import helpers
+
+    eager = helpers.use_eager_attention
+    helpers.use_eager_attention = _as_it_is
+    try:
+        yield
+    finally:
+        helpers.use_eager_attention = eager
+
+
+@contextmanager
+def _as_it_is(model: Any) -> Iterator[None]:
+    yield
 
 
 @contextmanager

@@ -7,20 +7,22 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from clefq.clef.family import Widths
 from clefq.errors import InputError
 
 # what Python, torch and the libraries hold, and the working set of one worker, measured
 BASE_MEMORY = 700_000_000
 WORKER_MEMORY = 60_000_000
-# what calibration keeps beside the weights: activations of one layer, one prompt at a time
-CALIBRATION_MEMORY = 2_000_000_000
+# what calibration holds beside weights and activations: one layer that is being compressed
+CALIBRATION_MEMORY = 1_000_000_000
 # a CUDA context; blocks and their intermediate numbers of one worker, sixteen times those on a CPU
 GPU_BASE = 800_000_000
 GPU_WORKER = 150_000_000
-# numbers of two bytes that an MLP holds at once per token and column, when its inputs are rounded
-_GPU_COPIES = 6
-# scores of attention, their softmax and the mask
-_BYTES_A_PAIR = 11
+# Bytes per token and column of one layer at work, and of what waits for the next layer. Measured on
+# a CPU with one record of up to 16,384 tokens: 26 kB a token on the miniature (256 columns of each
+# kind), 216 kB with 4,096 DeltaNet columns, 105 kB with 8,192 columns of an MLP; 1.2 kB for a
+# token that waits, at a width of 256.
+_DELTANET, _MLP, _HIDDEN, _WAITING = 64, 16, 24, 5
 _SLACK = 1.02
 
 
@@ -70,31 +72,53 @@ def needs_of_oneshot(source: int, output: int, largest: int, available: int) -> 
     return Needs(twice + source, 4 * largest + BASE_MEMORY + CALIBRATION_MEMORY, offload=True)
 
 
-def gpu_of_oneshot(largest: int, widest: int, longest: int) -> int:
-    """Bytes of GPU memory that layer-by-layer calibration needs at the least.
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """What calibration prompts need: the longest at work, all of them waiting for the next layer.
 
-    Args:
-        largest: Bytes of the largest decoder layer or embedding.
-        widest: Columns of the widest activation.
+    Attributes:
         longest: Tokens of the longest prompt; 0 without calibration.
+        tokens: Tokens of all prompts.
+        widths: Columns of the model's activations.
     """
-    return GPU_BASE + 2 * largest + 2 * _GPU_COPIES * widest * longest
+
+    longest: int
+    tokens: int
+    widths: Widths
+
+    @property
+    def at_work(self) -> int:
+        """Bytes that the longest prompt takes inside a layer: no more than linear in its length."""
+        widths = self.widths
+        columns = _DELTANET * widths.deltanet + _MLP * widths.mlp + _HIDDEN * widths.hidden
+        return self.longest * columns
+
+    @property
+    def waiting(self) -> int:
+        """Bytes of all prompts between two layers."""
+        return self.tokens * _WAITING * self.widths.hidden
 
 
-def with_attention(needs: Needs, heads: int, longest: int) -> Needs:
-    """Adds what full attention takes while llm-compressor calibrates: scores of every pair.
-
-    One record of 8,192 and of 16,384 tokens took 10.3 and 10.6 bytes per head and pair of tokens
-    beyond the rest, on the miniature; records are run one by one, so the longest counts alone.
+def with_prompts(needs: Needs, prompts: Prompts) -> Needs:
+    """Adds what calibration prompts take.
 
     Args:
         needs: What the run needs besides.
-        heads: Attention heads.
-        longest: Tokens of the longest prompt; 0 without calibration.
+        prompts: The prompts; run one by one, so that one long prompt among short ones costs its
+            own length, not that length for each of them.
     """
-    scores = _BYTES_A_PAIR * heads * longest**2
-    gpu = needs.gpu + scores if needs.gpu else 0
-    return replace(needs, memory=needs.memory + scores, gpu=gpu)
+    memory = needs.memory + prompts.at_work + prompts.waiting
+    gpu = needs.gpu + prompts.at_work if needs.gpu else 0
+    return replace(needs, memory=memory, gpu=gpu)
+
+
+def gpu_of_oneshot(largest: int) -> int:
+    """Bytes of GPU memory that layer-by-layer calibration needs for the weights alone.
+
+    Args:
+        largest: Bytes of the largest decoder layer or embedding.
+    """
+    return GPU_BASE + 2 * largest
 
 
 def check(needs: Needs, out: Path, there: int = 0) -> None:

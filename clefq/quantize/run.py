@@ -13,7 +13,7 @@ from typing import Any
 from clefq import __version__
 from clefq.clef.checkpoint import Checkpoint, open_checkpoint, weight_bytes
 from clefq.clef.encoding import DEFAULT_MAX_LENGTH
-from clefq.clef.family import layer_types
+from clefq.clef.family import activation_widths, layer_types
 from clefq.clef.tensor_files import TensorInfo
 from clefq.console import Console
 from clefq.errors import AuditError, InputError, RecipeError
@@ -191,11 +191,11 @@ def prepare(spec: QuantizeSpec, console: Console) -> Work:
     if calibration is not None and calibration.role == "eval":
         console.note(f"{calibration.set_name} is an eval set: judge the result on another one.")
     device = default_device()
-    longest = 0 if calibration is None else calibration.longest
-    needs = needs_of(method, plan, tensors, device, longest)
-    if method == "oneshot":
-        heads = checkpoint.text_config.get("num_attention_heads", 0)
-        needs = preflight.with_attention(needs, int(heads), longest)
+    prompts = None
+    if calibration is not None:
+        widths = activation_widths(checkpoint.text_config)
+        prompts = preflight.Prompts(calibration.longest, calibration.tokens, widths)
+    needs = needs_of(method, plan, tensors, device, prompts)
     if needs.offload:
         console.note("memory does not hold the model: its weights stay on disk, which is slower.")
     return Work(
@@ -217,7 +217,7 @@ def needs_of(
     plan: Plan,
     tensors: Mapping[str, TensorInfo],
     device: str = "cpu",
-    longest: int = 0,
+    prompts: preflight.Prompts | None = None,
 ) -> preflight.Needs:
     """Memory and disk, in bytes, that a run needs.
 
@@ -226,7 +226,8 @@ def needs_of(
         plan: What is quantized, and how.
         tensors: Of the source.
         device: Where the arithmetic runs.
-        longest: Tokens of the longest calibration prompt.
+        device: Where the arithmetic runs.
+        prompts: What calibrates, where something does.
     """
     units = plan_units(tensors, stream_outputs(plan.modules, tensors, "BF16"))
     output = sum(unit.nbytes for unit in units)
@@ -237,11 +238,12 @@ def needs_of(
         layer = ".".join(name.split(".")[:4])
         layers[layer] = layers.get(layer, 0) + ref.nbytes
     whole, largest = sum(layers.values()), max(layers.values())
-    needs = preflight.needs_of_oneshot(whole, output, largest, preflight.available_memory())
-    if device == "cpu":
-        return needs
-    widest = max(tensors[f"{module}.weight"].shape[0] for module in plan.modules)
-    return replace(needs, gpu=preflight.gpu_of_oneshot(largest, widest, longest))
+    taken = 0 if prompts is None else prompts.at_work + prompts.waiting
+    available = preflight.available_memory() - taken
+    needs = preflight.needs_of_oneshot(whole, output, largest, available)
+    if device != "cpu":
+        needs = replace(needs, gpu=preflight.gpu_of_oneshot(largest))
+    return needs if prompts is None else preflight.with_prompts(needs, prompts)
 
 
 def _recipe(spec: QuantizeSpec, checkpoint: Checkpoint) -> Recipe:
@@ -362,8 +364,8 @@ def _coverage(work: Work, partial: Path, console: Console) -> dict[str, object] 
     grown = None
     if path.is_file():
         grown = growth(json.loads(path.read_text(encoding="utf-8")), len(calibration.prompts))
-    tokens = sum(len(prompt.token_ids) for prompt in calibration.prompts)
-    said = f"{len(calibration.prompts)} records ({tokens:,} tokens) stand behind each input scale"
+    count, tokens = len(calibration.prompts), calibration.tokens
+    said = f"{count} records ({tokens:,} tokens) stand behind each input scale"
     if grown is not None:
         found["maxima"] = grown.to_json()
         said += (

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from clefq.clef.family import Widths
 from clefq.errors import AuditError, InputError
 from clefq.quantize.audit.measured import growth
 from clefq.quantize.finish import IGNORED_DRAFTS, config_with, refuse_inside
 from clefq.quantize.output import output_folder
-from clefq.quantize.preflight import Needs, with_attention
+from clefq.quantize.preflight import Needs, Prompts, with_prompts
 
 
 def test_draft_layers_are_ignored_where_there_are_some() -> None:
@@ -57,9 +58,16 @@ def test_what_the_last_tenth_of_the_records_added() -> None:
     assert growth({}, 100) is None
 
 
-def test_attention_is_counted_by_the_longest_record() -> None:
-    """Measured on the miniature (4 heads): 3.46 GB at 8,192 tokens, 12.05 GB at 16,384."""
-    for longest, peak in ((8192, 3.46e9), (16384, 12.05e9)):
-        needs = with_attention(Needs(0, 700_000_000), 4, longest)
-        assert peak <= needs.memory <= 1.1 * peak
-    assert with_attention(Needs(0, 5, gpu=7), 4, 0) == Needs(0, 5, gpu=7)
+def test_prompts_count_by_their_length_not_its_square() -> None:
+    """Measured on the miniature (256 columns of each kind), a record of its own or among others."""
+    nano = Widths(256, 256, 256)
+    for lengths, peak in (
+        ([4096], 0.66e9),
+        ([16384], 0.98e9),
+        ([16384, *[200] * 127], 1.07e9),
+        ([2048] * 32, 0.68e9),
+    ):
+        prompts = Prompts(max(lengths), sum(lengths), nano)
+        needs = with_prompts(Needs(0, 700_000_000), prompts)
+        assert peak <= needs.memory <= 1.3 * peak
+    assert with_prompts(Needs(0, 5, gpu=7), Prompts(0, 0, nano)) == Needs(0, 5, gpu=7)

@@ -138,9 +138,10 @@ def test_images_take_part_in_calibration(
 
 
 def test_weights_on_disk_give_the_same_bits(
-    base: Path, source: Path, calibration_set: Path, made: Make
+    base: Path, source: Path, calibration_set: Path, made: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What does not fit into memory is kept on disk; nothing changes."""
+    """What does not fit into memory is kept on disk; nothing changes. No scores are in memory."""
+    masks = _watch_attention(monkeypatch)
     prompts = base / "offload.json"
     prompts.write_text(load_calibration(calibration_set, source, 16384).to_job())
     recipe = base / "offload.yaml"
@@ -155,10 +156,27 @@ def test_weights_on_disk_give_the_same_bits(
     )
     run_here(job, base / "offload.log", lambda step, steps: None)
     assert any((base / "offload").iterdir())
+    assert masks and set(masks) == {None}
     ours = load_file(base / "offloaded" / "model.safetensors")
     for name, value in load_file(made("nvfp4").folder / "model.safetensors").items():
         if "_scale" in name or "packed" in name:
             assert value.view(-1).view(torch.uint8).equal(ours[name].view(-1).view(torch.uint8))
+
+
+def _watch_attention(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Forbids attention that holds every pair of tokens; the masks of what runs instead."""
+    from transformers.models.qwen3_5 import modeling_qwen3_5 as modeling
+
+    masks: list[object] = []
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    def watched(*args: torch.Tensor, attn_mask: object = None, **kwargs: object) -> torch.Tensor:
+        masks.append(attn_mask)
+        return attention(*args, attn_mask=attn_mask, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(modeling, "eager_attention_forward", lambda *_: pytest.fail("eager"))
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    return masks
 
 
 def test_gptq_by_the_user_s_recipe(source: Path, calibration_set: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from clefq.clef.checkpoint import checkpoint_sha256
+from clefq.clef.family import Widths
 from clefq.clef.tensor_files import same_bytes
 from clefq.clef.weight_files import open_tensors
 from clefq.console import Console
@@ -300,7 +301,11 @@ def test_a_full_gpu_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setattr(preflight, "free_gpu_memory", lambda: pytest.fail("no GPU is used"))
     preflight.check(preflight.needs_of_stream(1000, 16), tmp_path / "out")
     # a long prompt's activations count
-    short, long = (preflight.gpu_of_oneshot(10**9, 12288, n) for n in (1024, 87_000))
+    flash = Widths(4096, 12288, 4096)
+    alone = preflight.Needs(0, 0, gpu=preflight.gpu_of_oneshot(10**9))
+    short, long = (
+        preflight.with_prompts(alone, preflight.Prompts(n, 2 * n, flash)).gpu for n in (512, 87_000)
+    )
     assert short < 3.1e9 < 12e9 < long
 
 
