@@ -25,6 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "nano": {"clef"},
     # the miniature's tasks are one source of data
     "data": BELOW | {"nano"},
+    "importing": {"clef", "store"},
     # the steps of the loop as one job
     "ci": BELOW | {"quantize", "engines", "parity", "doctor"},
     # it quantizes blocks in memory, runs them and judges the answers as parity does
@@ -37,6 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli": BELOW
     | {
         "data",
+        "importing",
         "quantize",
         "engines",
         "serving",

@@ -1,4 +1,4 @@
-"""`clefq import`: probabilities from another tool become a predictions file."""
+"""`clefq import`: answers of another tool become a predictions file."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ from clefq.clef.formats import ARITHMETICS, SCHEMES
 from clefq.cli.options import Json, Quiet, Run
 
 if TYPE_CHECKING:
+    from clefq.console import Console
+    from clefq.importing.answers import Answer, Key
     from clefq.store.predictions import PredictionsMeta
     from clefq.store.sets import SetFolder
 
 
 def command(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="CSV or JSON Lines with probabilities.")
-    ],
-    eval_set: Annotated[
-        str, typer.Option("--eval", metavar="SET", help="Set folder, or a set of the run folder.")
-    ],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="CSV or JSON Lines with answers.")],
     variant: Annotated[
         str, typer.Option("--variant", metavar="NAME", help="Name of this model in reports.")
     ],
@@ -33,6 +30,38 @@ def command(
             help=f"As executed: {', '.join(ARITHMETICS)}.",
         ),
     ],
+    eval_set: Annotated[
+        str | None,
+        typer.Option("--eval", metavar="SET", help="Set folder, or a set of the run folder."),
+    ] = None,
+    new_set: Annotated[
+        Path | None,
+        typer.Option(
+            "--new-set", metavar="DIR", help="Make the set of what the file says was asked."
+        ),
+    ] = None,
+    from_format: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="FORMAT",
+            help="csv, jsonl, decision-index, lm-eval or openai; auto looks at the file.",
+        ),
+    ] = "auto",
+    choice: Annotated[
+        str | None,
+        typer.Option("--choice", metavar="COLUMN", help="CSV column of the chosen options."),
+    ] = None,
+    id_template: Annotated[
+        str | None,
+        typer.Option(
+            "--id", metavar="TEMPLATE", help="Record of an lm-eval sample; default {doc_id}."
+        ),
+    ] = None,
+    labels: Annotated[
+        bool,
+        typer.Option("--labels", help="Take the most probable option alone, as a label."),
+    ] = False,
     kernels: Annotated[
         str, typer.Option("--kernels", metavar="K", help="real or simulated.")
     ] = "real",
@@ -69,49 +98,95 @@ def command(
     json_output: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Import probabilities that another tool computed on a set.
+    """Import answers of another tool on a set.
 
-    CSV, one option a row: record_id, question_id, option_id, probability
-    (or logprob).
+    CSV: record_id, question_id, option_id and probability (or logprob), one
+    option a row; or probability alone, that of true; or choice, the option
+    that was chosen. JSON Lines: the same as objects, a SystemOne server's
+    answers, results.jsonl of the Decision Index's kit, lm-eval's samples, or
+    OpenAI-style completions with logprobs.
 
-    JSON Lines: record_id, question_id and probabilities (or logprobs), an
-    object by option; or record_id and answers, as a SystemOne server sends.
-
-    Questions without a valid answer become rows with an error; the coverage
-    gate judges them.
+    Answers without probabilities are labels: agreement and accuracy are
+    judged, distances are not computed. Questions without a valid answer become
+    rows with an error; the coverage gate judges them.
     """
     from dataclasses import asdict
 
     from clefq.console import Console
-    from clefq.errors import PredictionsError
-    from clefq.parity.importing import import_answers, read_answers, rounding_step
+    from clefq.errors import InputError, PredictionsError
+    from clefq.importing.answers import are_labels, import_answers
+    from clefq.importing.formats import ReadSpec, read_answers
     from clefq.store.predictions import check_replaceable, write_predictions
 
     console = Console(json_output=json_output, quiet=quiet)
-    folder, path = _places(eval_set, variant, out, run)
-    meta = _meta(folder, variant, (arithmetic, kernels, scheme), (source, model_id or variant))
-    meta = _checked(meta, quantum)
+    if (eval_set is None) == (new_set is None):
+        raise InputError("give the set: either --eval SET or --new-set DIR.")
+    ran = (arithmetic, kernels, scheme)
+    _check_meta(_meta(None, variant, ran, (source, model_id or variant)), quantum)
+    answers = read_answers(file, ReadSpec(from_format, choice, id_template))
+    _settle(file, answers, labels=labels, exact=exact, quantum=quantum)
+    if new_set is not None:
+        _make_set(new_set, answers, file, console)
+    folder, path = _places(eval_set or str(new_set), variant, out, run)
+    meta = _meta(folder, variant, ran, (source, model_id or variant))
+    meta = _check_meta(meta, quantum, labels=are_labels(answers))
     check_replaceable(path, meta.eval_set_sha256)
-    answers = read_answers(file)
-    step = rounding_step(answers) if quantum is None and not exact else None
+    frame, summary = import_answers(folder.records(), answers, quantum)
+    write_predictions(path, frame, meta)
+    kind = "labels" if meta.labels else "probabilities"
+    text = (
+        f"{path}: {summary.answered:,} of {summary.questions:,} questions answered ({kind}), "
+        f"{summary.missing:,} missing, {summary.failed:,} failed."
+    )
+    if summary.first_error is not None:
+        text += f" Most often: {summary.first_error}."
+    if summary.renormalised:
+        text += f" {summary.renormalised:,} sums were off one and divided out."
+    console.result({"out": str(path), "answers": meta.answers, **asdict(summary)}, text)
+    if not summary.answered:
+        raise PredictionsError(
+            f"not one of the {summary.questions:,} questions has a usable answer.",
+            fix=f"compare the ids and options of {file} with `clefq export` of the set.",
+        )
+
+
+def _settle(
+    file: Path, answers: dict[Key, Answer], *, labels: bool, exact: bool, quantum: float | None
+) -> None:
+    """Labels where they were asked for; refuses what looks rounded and is not said to be."""
+    from clefq.errors import PredictionsError
+    from clefq.importing.answers import are_labels, as_labels, is_one_hot, rounding_step
+
+    if labels and quantum is not None:
+        raise PredictionsError("labels have no --quantum.", fix="leave one of the two out.")
+    if labels:
+        as_labels(answers)
+    if are_labels(answers) or exact or quantum is not None:
+        return
+    if is_one_hot(answers):
+        raise PredictionsError(
+            f"{file}: every probability is 0 or 1, so they are labels.",
+            fix="add --labels, or --exact if the model is that sure.",
+        )
+    step = rounding_step(answers)
     if step is not None:
         raise PredictionsError(
             f"{file}: every probability is a multiple of {step:g}, so they look rounded.",
             fix=f"add --quantum {step:g}, or --exact if they are not.",
         )
-    frame, summary = import_answers(folder.records(), answers, quantum)
-    write_predictions(path, frame, meta)
-    text = (
-        f"{path}: {summary.answered:,} of {summary.questions:,} questions answered, "
-        f"{summary.missing:,} missing, {summary.failed:,} failed."
-    )
-    if summary.renormalised:
-        text += f" {summary.renormalised:,} sums were off one and divided out."
-    console.result({"out": str(path), **asdict(summary)}, text)
-    if not summary.answered:
-        raise PredictionsError(
-            f"not one of the {summary.questions:,} questions has a usable answer.",
-            fix=f"compare the ids and options of {file} with `clefq export` of the set.",
+
+
+def _make_set(folder: Path, answers: dict[Key, Answer], file: Path, console: Console) -> None:
+    from clefq.importing.new_set import write_new_set
+
+    count = write_new_set(folder, answers, file)
+    console.note(f"{folder}: a set of {count:,} records, as {file} describes them")
+    lost = [key for key in answers if key[1] is None]
+    for key in lost:
+        del answers[key]
+    if lost:
+        console.note(
+            f"{len(lost):,} records are errors whose questions nobody knows; they are not in it"
         )
 
 
@@ -133,7 +208,7 @@ def _places(
 
 
 def _meta(
-    folder: SetFolder, variant: str, ran: tuple[str, str, str], made: tuple[str, str]
+    folder: SetFolder | None, variant: str, ran: tuple[str, str, str], made: tuple[str, str]
 ) -> PredictionsMeta:
     from datetime import UTC, datetime
     from typing import Any, cast
@@ -142,8 +217,8 @@ def _meta(
     from clefq.store.predictions import PredictionsMeta
 
     return PredictionsMeta(
-        eval_set=folder.name,
-        eval_set_sha256=folder.sha256(),
+        eval_set="imported" if folder is None else folder.name,
+        eval_set_sha256="0" * 64 if folder is None else folder.sha256(),
         model_id=made[1],
         model_revision=None,
         model_sha256=None,
@@ -163,14 +238,18 @@ def _meta(
     )
 
 
-def _checked(meta: PredictionsMeta, quantum: float | None) -> PredictionsMeta:
-    """The metadata with its quantum, refused before the file is read."""
+def _check_meta(
+    meta: PredictionsMeta, quantum: float | None, *, labels: bool = False
+) -> PredictionsMeta:
+    """The metadata with its quantum, refused before anything is written."""
     from dataclasses import replace
+    from typing import Any
 
     from clefq.errors import PredictionsError
     from clefq.store.reading import faults_of
 
-    meta = replace(meta, probability_quantum=quantum)
+    answers: Any = "labels" if labels else "probabilities"
+    meta = replace(meta, probability_quantum=quantum, answers=answers)
     faults = faults_of(meta)
     if faults:
         raise PredictionsError(f"{faults[0]}.", faults=faults[1:])

@@ -62,7 +62,9 @@ def test_imports_and_joins(tmp_path: Path, set_folder: Path) -> None:
     summary = json.loads(done.stdout)
     assert summary == {
         "answered": 24,
+        "answers": "probabilities",
         "failed": 0,
+        "first_error": None,
         "missing": 1,
         "out": str(out),
         "questions": 25,

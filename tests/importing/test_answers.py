@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from clefq.clef.records import parse_record
 from clefq.errors import PredictionsError
-from clefq.parity.importing import NOT_ANSWERED, import_answers, read_answers, rounding_step
+from clefq.importing.answers import NOT_ANSWERED, Answer, import_answers, rounding_step
+from clefq.importing.formats import read_answers
 from clefq.store.predictions import validate_frame
 
 
@@ -124,8 +125,6 @@ def test_sums_that_are_nearly_one_are_divided_out(k, seed, off):
 
 
 def _answer(values, **changes):
-    from clefq.parity.importing import Answer
-
     return Answer("file:1", values, **changes)
 
 
@@ -194,7 +193,7 @@ def test_answers_of_another_set_are_refused_and_all_named():
     ("name", "text", "word"),
     [
         ("a.txt", "", "neither .csv nor .jsonl"),
-        ("a.csv", "record_id,option_id\n", "question_id, probability"),
+        ("a.csv", "record_id,option_id\n", "lacks the columns probability"),
         ("a.csv", "record_id,question_id,option_id,probability\nr,q,a,x\n", "a.csv:2"),
         ("a.csv", "record_id,question_id,option_id,probability\nr,q,a,1\nr,q,a,1\n", "twice"),
         ("a.csv", "record_id,question_id,option_id,probability\nr,q,,1\n", "empty"),

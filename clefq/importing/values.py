@@ -1,0 +1,113 @@
+"""Numbers and faults of imported files."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from clefq.errors import PredictionsError
+from clefq.importing.answers import Answer, Key, first_faults
+
+
+class Gathered:
+    """The answers of one file, and its faults, which are raised together.
+
+    Args:
+        path: The file, for messages.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.answers: dict[Key, Answer] = {}
+        self._faults: list[str] = []
+
+    def add(self, key: Key, answer: Answer) -> None:
+        """Adds an answer.
+
+        Raises:
+            ValueError: There is one already.
+        """
+        if key in self.answers:
+            raise ValueError(f"{'/'.join(part for part in key if part)} appears twice")
+        self.answers[key] = answer
+
+    def fault(self, line: int, text: str) -> None:
+        """Notes a malformed line."""
+        self._faults.append(f"{self.path}:{line}: {text}")
+
+    def lines(self, file: Iterable[str]) -> Iterator[tuple[int, Any]]:
+        """Number and value of every line of a JSON Lines file that is JSON."""
+        for line, text in enumerate(file, start=1):
+            if text.strip():
+                try:
+                    yield line, json.loads(text)
+                except (ValueError, RecursionError) as error:
+                    self.fault(line, str(error))
+
+    def result(self) -> dict[Key, Answer]:
+        """The answers.
+
+        Raises:
+            PredictionsError: Some lines are malformed.
+        """
+        if self._faults:
+            raise PredictionsError(
+                f"{self.path} has {len(self._faults)} malformed lines.",
+                faults=first_faults(self._faults),
+            )
+        return self.answers
+
+
+def number(value: Any, what: str) -> float:
+    """A number, also written as text; NaN for null.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if value is None:
+        return math.nan
+    if isinstance(value, bool):
+        raise ValueError(f"{what} is {value}, expected a number")
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{what} is {value!r}, expected a number") from None
+
+
+def tokens(value: Any, what: str) -> int:
+    """A count of tokens.
+
+    Raises:
+        ValueError: It is none.
+    """
+    found = number(value, what)
+    if not (found >= 0 and found == int(found)):
+        raise ValueError(f"{what} is {value!r}, expected a whole number")
+    return int(found)
+
+
+def label(value: Any) -> str:
+    """A chosen option: text, a level's number, true or false.
+
+    Raises:
+        ValueError: It is none of these.
+    """
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str | int):
+        return str(value)
+    raise ValueError(f"the chosen option is {value!r}, expected text")
+
+
+def mapping(value: Any, what: str) -> dict[str, Any]:
+    """An object.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} is no object")
+    return value
