@@ -138,14 +138,12 @@ def _pack(run: object, variant: list[str] | None, out: Path | None, console: Con
 
 
 def _packed_text(target: Path, tree: HashTree) -> RenderableType:
-    from rich.text import Text
-
     lines = [
         f"bundle  {target}  ({len(tree.files)} files)",
         f"root    {tree.sha256}",
         f"check   clefq bundle --verify {target}",
     ]
-    return Text("\n".join(lines), overflow="fold")
+    return "\n".join(lines)
 
 
 def _verify(target: Path, root: str | None, console: Console) -> None:
@@ -161,8 +159,6 @@ def _verify(target: Path, root: str | None, console: Console) -> None:
 
 
 def _verified_text(found: Verified) -> RenderableType:
-    from rich.text import Text
-
     lines = [f"bundle  {found.bundle}", f"root    {found.root or '–'}"]
     lines += [f"note: {note}" for note in found.notes]
     lines += [f"{name}: {word.upper()}" for name, word in sorted(found.verdicts.items())]
@@ -175,7 +171,7 @@ def _verified_text(found: Verified) -> RenderableType:
         lines.append(
             f"{found.files} files as hashed; every figure of {count} report(s) computed again: same"
         )
-    return Text("\n".join(lines), overflow="fold")
+    return "\n".join(lines)
 
 
 def _publish(
@@ -204,8 +200,6 @@ def _publish(
 
 
 def _published_text(found: Published) -> RenderableType:
-    from rich.text import Text
-
     from clefq.parity.gates.formatting import gigabytes
 
     verdicts = ", ".join(f"{name}: {word.upper()}" for name, word in found.verdicts.items())
@@ -218,4 +212,4 @@ def _published_text(found: Published) -> RenderableType:
         "upload with",
         f"  {found.command}",
     ]
-    return Text("\n".join(lines), overflow="fold")
+    return "\n".join(lines)

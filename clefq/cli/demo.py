@@ -61,7 +61,7 @@ def command(
     results = [(job.out, judge_set(job, load_spec("release"), console))]
     seconds = time.monotonic() - started
     closing = Text(
-        f"\nthe whole loop took {seconds:.0f} s. Next: cd {out} && clefq parity --baseline bf16"
+        f"\nthe whole loop took {seconds:.0f} s.\nnext: cd {out} && clefq parity --baseline bf16"
     )
     console.result(
         {**comparison_json(results), "seconds": round(seconds, 1)},

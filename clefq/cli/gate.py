@@ -152,14 +152,14 @@ def _report_text(found: Sequence[Rejudged]) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    from clefq.cli.parity_table import STYLES
+    from clefq.cli.parity_table import STYLES, reason_lines
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("set", "candidate", "verdict", "judged from"):
         table.add_column(name, overflow="fold")
-    steps = []
+    rows = []
+    several = len({item.document["eval_set"]["name"] for item in found}) > 1
     for item in found:
-        verdict = item.document["verdict"]
         changed = "" if item.word == item.stored_word else f" (was {item.stored_word})"
         table.add_row(
             Text(item.document["eval_set"]["name"]),
@@ -167,10 +167,23 @@ def _report_text(found: Sequence[Rejudged]) -> RenderableType:
             Text(item.word.upper() + changed, style=STYLES[item.word]),
             item.judged_from,
         )
-        if item.word != "pass":
-            steps += [Text(f"  {verdict['sentence']} {verdict['next_step']}")]
-            steps += [Text(f"    {reason}") for reason in verdict["reasons"][:3]]
-    return Group(table, *steps)
+        rows.append(_candidate(item, several))
+    return Group(table, *reason_lines(rows))
+
+
+def _candidate(item: Rejudged, several: bool) -> dict[str, Any]:
+    """One report as a row of a comparison; with its set's name where there are several."""
+    from clefq.parity.gates.rows import broken_advisory, qualifiers
+
+    name = item.document["candidate"]["variant"]
+    verdict = item.document["verdict"]
+    return {
+        "variant": f"{name} on {item.document['eval_set']['name']}" if several else name,
+        "verdict": item.word,
+        **{key: verdict[key] for key in ("sentence", "next_step", "reasons")},
+        "qualifiers": qualifiers(item.document),
+        "advisory": broken_advisory(item.document),
+    }
 
 
 def _freeze(

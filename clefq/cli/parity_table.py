@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from clefq.parity.gates.formatting import NONE
+from clefq.parity.gates.formatting import MARKS, NONE, count
+from clefq.parity.gates.rows import figure_row
 from clefq.parity.gates.verdict import EXIT_CODES, worst
 
 STYLES = {"pass": "green", "fail": "red", "inconclusive": "yellow", "invalid": "magenta"}
 Result = tuple[Path, Mapping[str, Any]]
+_REASONS = 3
 
 
 def comparison_json(results: Sequence[Result]) -> dict[str, Any]:
@@ -32,11 +34,11 @@ def comparison_json(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def comparison_text(results: Sequence[Result]) -> RenderableType:
-    """The tables, the next step of every candidate that did not pass, and the reports' paths."""
+    """The tables, why and what next for every candidate, and the reports' paths."""
     parts: list[RenderableType] = []
     for folder, summary in results:
-        parts += [_heading(summary), _table(summary), *_steps(summary)]
-        parts.append(Text(f"report  {_near(folder) / 'index.html'}", overflow="fold"))
+        parts += [_heading(summary), _table(summary), *reason_lines(summary["candidates"])]
+        parts.append(Text(f"report  {_near(folder) / 'index.html'}"))
     return Group(*parts)
 
 
@@ -49,10 +51,12 @@ def _near(folder: Path) -> Path:
 
 def _heading(summary: Mapping[str, Any]) -> Text:
     base, gates = summary["baseline"], summary["gate_file"]
-    accuracy = _share(_estimate(base["accuracy"]))
     bound = "" if gates["bound"] else " (template)"
+    asked = next((row["agreement"] for row in summary["candidates"] if row["agreement"]), None)
+    counted = "" if asked is None else f"{count(asked['n_questions'])} questions, "
+    accuracy = _cell("accuracy_baseline", base["accuracy"])
     return Text(
-        f"{summary['eval_set']['name']}: against {base['variant']} ({accuracy} right), "
+        f"{summary['eval_set']['name']}: {counted}against {base['variant']} ({accuracy} right), "
         f"gates {gates['name']}{bound}"
     )
 
@@ -64,38 +68,50 @@ def _table(summary: Mapping[str, Any]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for row in summary["candidates"]:
-        delta = _estimate(row["accuracy_delta"])
         table.add_row(
             row["variant"],
-            _share(_estimate(row["accuracy"])),
-            NONE if delta is None else f"{100 * delta:+.2f} pt",
-            _share(_estimate(row["agreement"])),
-            _number(_estimate(row["kl"])),
-            _number(_estimate(row["tv"])),
+            _cell("accuracy_candidate", row["accuracy"]),
+            *(_cell(name, row[name]) for name in ("accuracy_delta", "agreement", "kl", "tv")),
             Text(row["verdict"].upper(), style=STYLES[row["verdict"]]),
         )
     return table
 
 
-def _steps(summary: Mapping[str, Any]) -> list[Text]:
-    steps = [
-        Text(f"  {row['variant']}: {row['sentence']} Next: {row['next_step']}")
-        for row in summary["candidates"]
-        if row["verdict"] != "pass"
-    ]
-    simulated = [row["variant"] for row in summary["candidates"] if row["kernels"] == "simulated"]
-    if simulated:
-        steps.append(Text(f"  simulated kernels: {', '.join(simulated)}; real ones may differ."))
-    return steps
+def _cell(name: str, metric: Mapping[str, Any] | None) -> str:
+    """A figure as everywhere, without the words that a narrow column has no room for."""
+    return NONE if metric is None else figure_row(name, metric).figure
 
 
-def _estimate(metric: Mapping[str, Any] | None) -> float | None:
-    return None if metric is None else metric["estimate"]
+def reason_lines(rows: Sequence[Mapping[str, Any]]) -> list[Text]:
+    """Why each verdict is what it is, for the terminal; what all share is said once.
+
+    Args:
+        rows: Candidates as in `summary.json`: `variant`, `verdict`, `sentence`, `next_step`,
+            `qualifiers`, `reasons`, `advisory`.
+    """
+    if not rows:
+        return []
+    shared = [t for t in rows[0]["qualifiers"] if all(t in row["qualifiers"] for row in rows)]
+    found = [Text(line) for row in rows for line in _reasons(row, shared)]
+    if shared:
+        which = "the verdict is" if len(rows) == 1 else "all verdicts are"
+        found.append(Text(f"{which} {', '.join(shared)}"))
+    return found
 
 
-def _share(value: float | None) -> str:
-    return NONE if value is None else f"{100 * value:.2f}%"
-
-
-def _number(value: float | None) -> str:
-    return NONE if value is None else f"{value:.4f}"
+def _reasons(row: Mapping[str, Any], shared: Sequence[str]) -> Iterator[str]:
+    """The candidate's sentence, why, what advisory gates it breaks, and what next."""
+    word, reasons, advisory = row["verdict"], row["reasons"], row["advisory"]
+    beside = [text for text in row["qualifiers"] if text not in shared]
+    if word == "pass" and not beside and not advisory:
+        return
+    said = f" ({', '.join(beside)})" if beside else ""
+    yield f"{MARKS[word]} {row['variant']}{said}: {row['sentence']}"
+    yield from (f"    {reason}" for reason in reasons[:_REASONS])
+    if len(reasons) > _REASONS:
+        yield f"    and {len(reasons) - _REASONS} more, in the report"
+    yield from (f"    advisory, broken: {line}" for line in advisory[:_REASONS])
+    if len(advisory) > _REASONS:
+        yield f"    and {len(advisory) - _REASONS} more advisory gates are broken"
+    if word != "pass":
+        yield f"    next: {row['next_step']}"

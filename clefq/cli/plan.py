@@ -66,11 +66,12 @@ def command(
     json_output: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Say how many questions the gates need.
+    """Say how many questions decide the gates.
 
     And what the present set can and cannot decide, from a report's own figures or from
-    assumptions. Figures are fractions: 2 points are 0.02. Questions of one record resemble each
-    other: --deff says how much.
+    assumptions: the smallest set that still decides, or how many more questions it takes. Figures
+    are fractions: 2 points are 0.02. Questions of one record resemble each other: --deff says how
+    much.
     """
     from clefq.console import Console
     from clefq.errors import InputError
@@ -90,7 +91,8 @@ def command(
         rows = _single_rows(single, assumed, confidence)
     else:
         rows = _gate_rows(_gates(gates, document), document, assumed, changed)
-    console.result(_json(rows, assumed), _text(rows, assumed))
+    total = None if document is None or own or changed else document["coverage"]["expected"]
+    console.result(_json(rows, assumed, total), _text(rows, assumed, total))
 
 
 def _document(report: Path | None) -> tuple[dict[str, Any] | None, str]:
@@ -137,7 +139,7 @@ def _gate_rows(
 
     if document is not None and not changed:
         return list(plan_from_report(gates, document, assumed.power))
-    return list(plan_from_assumptions(gates, assumed))
+    return list(plan_from_assumptions(gates, assumed, document))
 
 
 def _single_rows(
@@ -170,13 +172,21 @@ def _single_rows(
     return rows
 
 
-def _json(rows: Sequence[PlanRow], assumed: Assumptions) -> dict[str, Any]:
+def _json(rows: Sequence[PlanRow], assumed: Assumptions, total: int | None) -> dict[str, Any]:
     from dataclasses import asdict
 
-    return {"assumptions": asdict(assumed), "rows": [row.to_json() for row in rows]}
+    from clefq.parity.plan_gates import smallest_set
+
+    return {
+        "assumptions": asdict(assumed),
+        "rows": [row.to_json() for row in rows],
+        "set": None
+        if total is None
+        else {"questions": total, "decides_at": smallest_set(rows, total)},
+    }
 
 
-def _text(rows: Sequence[PlanRow], assumed: Assumptions) -> RenderableType:
+def _text(rows: Sequence[PlanRow], assumed: Assumptions, total: int | None) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -186,13 +196,13 @@ def _text(rows: Sequence[PlanRow], assumed: Assumptions) -> RenderableType:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("gate", overflow="fold")
     table.add_column("limit", justify="right", no_wrap=True)
-    table.add_column("needs", justify="right", no_wrap=True)
     table.add_column("has", justify="right", no_wrap=True)
+    table.add_column("decides at", justify="right", no_wrap=True)
     table.add_column("", overflow="fold")
-    for row in rows:
+    for row in sorted(rows, key=lambda row: not row.required):
         limit = f"{row.limit:g}".replace("-", "−")
-        table.add_row(Text(row.gate), limit, count(row.needed), count(row.have), Text(row.note))
-    rest = [row.gate for row in rows if row.decided is False]
+        note = row.note if row.required else f"advisory: {row.note}"
+        table.add_row(Text(row.gate), limit, count(row.have), count(row.needed), Text(note))
     parts: list[RenderableType] = [table]
     parts.append(
         Text(
@@ -200,6 +210,30 @@ def _text(rows: Sequence[PlanRow], assumed: Assumptions) -> RenderableType:
             f"power {assumed.power:.0%} ({assumed.source})"
         )
     )
+    if total is not None:
+        parts.append(Text(_whole(rows, total)))
+        return Group(*parts)
+    rest = [row.gate for row in rows if row.decided is False]
     if rest:
         parts.append(Text(f"the present set does not decide: {', '.join(rest)}"))
     return Group(*parts)
+
+
+def _whole(rows: Sequence[PlanRow], total: int) -> str:
+    """What the whole set would have to be, in one line."""
+    from clefq.parity.plan_gates import smallest_set
+
+    size = smallest_set(rows, total)
+    if size is None:
+        stuck = [row.gate for row in rows if row.required and row.needed is None]
+        return f"no size of the set decides it: {', '.join(stuck) or 'nothing is required'}"
+    failing = any(row.required and row.failing for row in rows)
+    what = "shows the failure" if failing else "decides every required gate"
+    if size > total:
+        return (
+            f"a set that {what}: about {size - total:,} more questions than these {total:,} "
+            "(if the figures stay)"
+        )
+    if size == total:
+        return f"the smallest set that still {what}: all of these {total:,} questions"
+    return f"the smallest set that still {what}: about {size:,} of these {total:,} questions"

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from clefq.errors import InputError
-from clefq.parity.gates.judging import GateResult, judge_gate, limit_of, questions_needed
+from clefq.parity.gates.judging import (
+    GateResult,
+    deciding_size,
+    judge_gate,
+    leans_to_failure,
+    limit_of,
+    round_up,
+)
 from clefq.parity.gates.planning import (
     DifferencePlan,
     design_effect,
@@ -55,10 +62,13 @@ class PlanRow:
         gate: Name of the gate, with its slice.
         metric: Metric name.
         limit: The limit on the figure.
-        needed: Questions in all, or None where it cannot be said.
+        needed: The fewest questions of this gate's domain that decide it with the wanted power, or
+            None where it cannot be said. Of a gate that is decided now, never more than there are.
         have: Questions of the present set in this gate's domain, or None.
         decided: Whether the present set decides it; None without one.
         note: What that means, in words.
+        required: Whether the gate decides the verdict.
+        failing: Whether it fails, or its figure is on the wrong side of its limit.
     """
 
     gate: str
@@ -68,6 +78,8 @@ class PlanRow:
     have: int | None
     decided: bool | None
     note: str
+    required: bool = True
+    failing: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object."""
@@ -124,27 +136,70 @@ def plan_from_report(
 
 def _row_of_result(gate: Gate, result: GateResult, power: float) -> PlanRow:
     decided = result.status in ("pass", "fail")
+    needed = _fewest(gate, result, power)
+    if decided:
+        # what decides at this size is decided, whatever a fresh set of it would do
+        needed = result.n_questions if needed is None else min(needed, result.n_questions)
+    note = {
+        "pass": "passes now",
+        "fail": "fails now",
+        "inconclusive": "open" if needed else "no size decides it: " + result.reason,
+        "not_gated": "too few" if result.n_questions else result.reason,
+    }[result.status]
+    return PlanRow(
+        gate=result.name,
+        metric=gate.metric,
+        limit=result.limit,
+        needed=needed,
+        have=result.n_questions,
+        decided=decided,
+        note=note,
+        required=result.required,
+        failing=result.status == "fail" or leans_to_failure(result),
+    )
+
+
+def _fewest(gate: Gate, result: GateResult, power: float) -> int | None:
+    """The fewest questions of a gate's domain that decide it, its minima included."""
     needed: int | None = None
     if result.estimate is not None and result.lower is not None and result.upper is not None:
         figure = Metric(
             result.estimate, result.lower, result.upper, 2 * gate.confidence - 1, "stored",
             None, result.n_questions, result.n_records, 0, _unit_of(result),
         )  # fmt: skip
-        needed = questions_needed(figure, result.limit, gate.confidence, power)
+        needed = deciding_size(figure, result.limit, gate.confidence, power)
+    if needed is not None and result.status == "inconclusive":
+        needed = max(needed, result.n_questions + 1)
     if result.status == "not_gated":
-        needed = max(needed or 0, gate.min_n)
-    if decided:
-        # Decided already: the present size is enough, whatever the power formula says.
-        needed = result.n_questions
-    note = {
-        "pass": "passes now",
-        "fail": "fails now",
-        "inconclusive": "open" if needed else "lies at its limit: no size decides it",
-        "not_gated": result.reason,
-    }[result.status]
-    return PlanRow(
-        result.name, gate.metric, result.limit, needed, result.n_questions, decided, note
-    )
+        return max(needed or 0, result.questions_needed or 0, gate.min_n)
+    return None if needed is None else max(needed, gate.min_n)
+
+
+def smallest_set(rows: Iterable[PlanRow], total: int) -> int | None:
+    """Questions of a set in all that decides the verdict, in the proportions of the present one.
+
+    A pass needs every required gate, one that fails is enough for a failure: the verdict's own
+    advice is counted likewise.
+
+    Args:
+        rows: The plan from a report.
+        total: Questions of the present set.
+
+    Returns:
+        The number; None where a required gate has no number, or there is none.
+    """
+    required = [row for row in rows if row.required]
+    failing = [row for row in required if row.failing]
+    shares = [
+        row.needed / row.have if row.needed and row.have else None for row in failing or required
+    ]
+    known = [share for share in shares if share is not None]
+    if not known or len(known) < len(shares):
+        return None
+    share = min(known) if failing else max(known)
+    if share > 1:
+        return total + round_up(total * (share - 1))
+    return min(total, round_up(total * share))
 
 
 def _unit_of(result: GateResult) -> str:
@@ -153,17 +208,35 @@ def _unit_of(result: GateResult) -> str:
     return "share" if share else ""
 
 
-def plan_from_assumptions(gates: GateFile, assumed: Assumptions) -> Iterator[PlanRow]:
-    """One row per gate from assumptions alone; floors give a row per number of flips."""
+def plan_from_assumptions(
+    gates: GateFile, assumed: Assumptions, document: Mapping[str, Any] | None = None
+) -> Iterator[PlanRow]:
+    """One row per gate from assumptions alone; floors give a row per number of flips.
+
+    Args:
+        gates: The gates to plan for.
+        assumed: The assumptions.
+        document: A `parity.json` value, from which gates are planned that no assumption is about.
+    """
     for gate in gates.gates:
         limit = limit_of(gate.direction, gate.margin, gate.bound)
-        if gate.metric == "accuracy_delta" and gate.margin is not None:
+        whole = gate.slice is None and gate.reference == "baseline"
+        if document is not None and not (whole and _about(gate)):
+            yield from plan_from_report(replace(gates, gates=(gate,)), document, assumed.power)
+        elif gate.metric == "accuracy_delta" and gate.margin is not None:
             yield _difference_row(gate, limit, assumed)
         elif gate.metric in SHARES and gate.bound is not None:
             yield from _floor_rows(gate, limit, assumed)
         else:
             note = "cannot be planned without a report"
             yield PlanRow(gate.name, gate.metric, limit, None, None, None, note)
+
+
+def _about(gate: Gate) -> bool:
+    """Whether the assumptions say something of a gate's figure."""
+    if gate.margin is not None:
+        return gate.metric == "accuracy_delta"
+    return gate.metric in SHARES
 
 
 def _difference_row(gate: Gate, limit: float, assumed: Assumptions) -> PlanRow:

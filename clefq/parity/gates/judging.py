@@ -224,7 +224,18 @@ def decide(direction: str, limit: float, lower: float, upper: float) -> tuple[st
 def questions_needed(
     figure: Metric, limit: float, confidence: float, power: float = POWER
 ) -> int | None:
-    """Questions in all that would decide with that power, if the estimate stays where it is.
+    """Questions in all at which an open gate would be decided: more than there are.
+
+    See `deciding_size`.
+    """
+    found = deciding_size(figure, limit, confidence, power)
+    return None if found is None else max(figure.n_questions + 1, found)
+
+
+def deciding_size(
+    figure: Metric, limit: float, confidence: float, power: float = POWER
+) -> int | None:
+    """Questions in all that decide with that power, if the estimate stays where it is.
 
     The half-width w towards the limit shrinks with the root of n, so n·(w/d)² for the distance d
     puts the bound on the limit (an even chance); ((z_a + z_b)/z_a)² adds the power. Where nothing
@@ -239,7 +250,7 @@ def questions_needed(
         return None
     without = _needed_without_event(figure, limit, confidence)
     if without is not None:
-        return None if without > MOST_QUESTIONS else max(figure.n_questions + 1, without)
+        return None if without > MOST_QUESTIONS else without
     distance = abs(figure.estimate - limit)
     towards = figure.lower if figure.estimate >= limit else figure.upper
     width = abs(figure.estimate - towards)
@@ -248,9 +259,7 @@ def questions_needed(
     normal = NormalDist()
     z_a, z_b = normal.inv_cdf(confidence), normal.inv_cdf(power)
     needed = figure.n_questions * ((width / distance) * (z_a + z_b) / z_a) ** 2
-    if needed > MOST_QUESTIONS:
-        return None
-    return max(figure.n_questions + 1, round_up(needed))
+    return None if needed > MOST_QUESTIONS else round_up(needed)
 
 
 def _needed_without_event(figure: Metric, limit: float, confidence: float) -> int | None:
@@ -314,3 +323,12 @@ def _unjudged(gate: Gate, query: FigureQuery, reason: str) -> GateResult:
         n_records=0,
         questions_needed=None,
     )
+
+
+def leans_to_failure(result: GateResult) -> bool:
+    """Whether an undecided gate's figure itself is on the wrong side of its limit."""
+    if result.estimate is None or result.status != INCONCLUSIVE:
+        return False
+    if result.direction == "at_least":
+        return result.estimate < result.limit
+    return result.estimate > result.limit

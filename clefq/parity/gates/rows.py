@@ -12,6 +12,7 @@ from typing import Any
 
 from clefq.parity.gates.formatting import MARKS, NONE, count, figure, interval, signed_count
 from clefq.parity.gates.judging import (
+    FAIL,
     INCONCLUSIVE,
     NOT_GATED,
     PASS,
@@ -131,6 +132,12 @@ def _qualifiers(document: Mapping[str, Any]) -> Iterator[str]:
         yield "from stored bounds"
     if document["verdict"]["word"] == INCONCLUSIVE and _capped(document["gates"]):
         yield "capped: every required figure meets its limit"
+
+
+def broken_advisory(document: Mapping[str, Any]) -> tuple[str, ...]:
+    """Advisory gates that fail, a line each: they decide nothing, and a reader must know."""
+    rows = (gate_row(gate) for gate in document["gates"] if not gate["required"])
+    return tuple(row.line for row in rows if row.result.status == FAIL)
 
 
 def _capped(gates: Sequence[Mapping[str, Any]]) -> bool:

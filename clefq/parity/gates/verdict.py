@@ -14,7 +14,15 @@ from clefq.clef.formats import MEANT_ARITHMETIC, SCHEMES
 from clefq.errors import ExitCode
 from clefq.parity.gates.banners import COPIED, banners_of, copied, prompts_text, unsaid
 from clefq.parity.gates.formatting import figure
-from clefq.parity.gates.judging import FAIL, INCONCLUSIVE, NOT_GATED, PASS, GateResult, round_up
+from clefq.parity.gates.judging import (
+    FAIL,
+    INCONCLUSIVE,
+    NOT_GATED,
+    PASS,
+    GateResult,
+    leans_to_failure,
+    round_up,
+)
 from clefq.parity.gates.rows import gate_row
 from clefq.parity.gates.schema import GateFile
 from clefq.parity.statistics.metric_facts import LABELS
@@ -334,7 +342,7 @@ def _more(open_gates: Sequence[GateResult], total: int) -> tuple[int | None, str
             "Labels decide agreement and accuracy alone: judge them with `--gates labels` or a "
             "gate file of your own, or import probabilities."
         )
-    failing = [result for result in open_gates if _leans_to_failure(result)]
+    failing = [result for result in open_gates if leans_to_failure(result)]
     factors = [
         result.questions_needed / result.n_questions
         for result in failing or open_gates
@@ -356,12 +364,3 @@ def _more(open_gates: Sequence[GateResult], total: int) -> tuple[int | None, str
         f"Add about {more:,} questions to the set (80% power if the figures stay), "
         "then predict and judge again."
     )
-
-
-def _leans_to_failure(result: GateResult) -> bool:
-    """Whether an undecided gate's figure itself is on the wrong side of its limit."""
-    if result.estimate is None or result.status != INCONCLUSIVE:
-        return False
-    if result.direction == "at_least":
-        return result.estimate < result.limit
-    return result.estimate > result.limit

@@ -433,6 +433,8 @@ class CandidateRow(Size):
         tv: Total variation.
         report: Its page, relative to this file.
         qualifiers: What the verdict's word alone does not say, such as `on simulated kernels`.
+        reasons: Why it did not pass, the deciding one first.
+        advisory: Broken advisory gates, a line each.
     """
 
     variant: str
@@ -453,6 +455,8 @@ class CandidateRow(Size):
     tv: Metric | None
     report: str
     qualifiers: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+    advisory: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from clefq.clef.checkpoint import weight_bytes
-from clefq.parity.gates.rows import qualifiers
+from clefq.parity.gates.rows import broken_advisory, qualifiers
 from clefq.parity.gates.verdict import EXIT_CODES, worst
 from clefq.parity.report.documents import SUMMARY_SCHEMA
 from clefq.parity.statistics.metric_facts import SUMMARY, load_facts
@@ -86,6 +86,8 @@ def _row(document: Mapping[str, Any], sizes: Sizes) -> dict[str, Any]:
         "verdict": verdict["word"],
         **{key: verdict[key] for key in ("sentence", "next_step", "more_questions", "exit_code")},
         "qualifiers": list(qualifiers(document)),
+        "reasons": list(verdict["reasons"]),
+        "advisory": list(broken_advisory(document)),
         **{key: side[key] for key in ("scheme", "kernels", "arithmetic", "engine")},
         "accuracy": metrics.get("accuracy_candidate"),
         **{name: metrics.get(name) for name in _listed()},

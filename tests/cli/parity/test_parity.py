@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from clefq.cli.parity_table import reason_lines
 from clefq.parity.rejudge import rejudge
 from clefq.parity.report.documents import check_document, load_schema
 from clefq.parity.report.files import write_breakdown
@@ -445,3 +446,51 @@ def test_names_are_no_formulas_for_a_spreadsheet(tmp_path: Path) -> None:
         tmp_path / "b.csv", {"metrics": {}, "slices": {"cohort==1+1": {"agreement": metric}}}
     )
     assert "cohort,'=1+1,agreement" in (tmp_path / "b.csv").read_text("utf-8")
+
+
+def candidate_row(word: str, **more: object) -> dict:
+    return {"variant": "nvfp4", "verdict": word, "sentence": "nvfp4 breaks 1 of 3 required gates.",
+            "next_step": "Do not ship it.", "qualifiers": (), "reasons": (), "advisory": (),
+            **more}  # fmt: skip
+
+
+def test_the_terminal_names_the_reason_and_what_a_word_leaves_out() -> None:
+    def lines(*rows: dict) -> list[str]:
+        return [text.plain for text in reason_lines(rows)]
+
+    failed = candidate_row(
+        "fail", reasons=[f"gate {n}: −5.00 pt, needs ≥ −2.00 pt" for n in "abcd"]
+    )
+    found = lines(failed)
+    assert found[0].startswith("✗ nvfp4: nvfp4 breaks")
+    assert "gate a: −5.00 pt" in found[1] and "and 1 more" in found[4]
+    assert found[-1].strip() == "next: Do not ship it."
+    assert lines(candidate_row("pass")) == []
+    late = candidate_row("pass", qualifiers=("by gates that came after the results",))
+    assert lines(late) == ["the verdict is by gates that came after the results"]
+    broken = candidate_row("pass", advisory=["agreement-by-cohort[x]: 80.00%, needs ≥ 90.00%"])
+    assert lines(broken)[1].strip().startswith("advisory, broken: agreement-by-cohort[x]: 80.00%")
+    # what all share is said once; what only one has stands beside it
+    both = lines({**late, "variant": "fp8"}, candidate_row("pass", qualifiers=(
+        "by gates that came after the results", "on simulated kernels")))  # fmt: skip
+    assert both[0].startswith("✓ nvfp4 (on simulated kernels): ")
+    assert both[1] == "all verdicts are by gates that came after the results" and len(both) == 2
+
+
+def test_the_terminal_is_80_columns_wide_and_breaks_no_path(
+    clefq: Clefq, small: World, run_folder: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("COLUMNS", "80")
+    folder = run_folder / "predictions" / "synthetic"
+    write(folder / "bf16.parquet", predictions(small, "bf16"))
+    write(folder / "fp8.parquet", predictions(small, "fp8", Dial(noise=0.15)))
+    out = run_folder / "a-folder-with-a-rather-long-name-for-reports" / ("x" * 60)
+    assert clefq("parity", "--baseline", "bf16", "--out", out) == 3
+    text = capsys.readouterr().out
+    path = str(out.relative_to(run_folder) / "index.html")
+    assert path in text
+    assert all(len(line) <= 80 for line in text.splitlines() if path not in line)
+    assert "needs ≥ −2.00 pt" in text and "next: Add about" in text
+    document = json.loads((out / "summary.json").read_text("utf-8"))["candidates"][0]
+    assert document["reasons"] and document["qualifiers"] == ["by a template", "without the set"]
