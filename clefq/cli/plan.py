@@ -125,7 +125,7 @@ def _assumptions(
 
 def _gates(name: str | None, document: dict[str, Any] | None) -> GateFile:
     from clefq.parity.gates.files import load_gates
-    from clefq.parity.gates.parsing import parse_gates
+    from clefq.parity.gates.schema import parse_gates
 
     if name is None and document is not None:
         return parse_gates(document["gate_file"]["text"].encode("utf-8"), "the report's gate file")

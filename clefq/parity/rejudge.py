@@ -24,7 +24,6 @@ from clefq.parity.gates.compare import (
 )
 from clefq.parity.gates.files import LoadedGates
 from clefq.parity.gates.judging import FigureQuery, judge_gates, limit_of
-from clefq.parity.gates.parsing import parse_gates
 from clefq.parity.gates.preregistration import (
     UNPROVEN,
     Commit,
@@ -32,6 +31,7 @@ from clefq.parity.gates.preregistration import (
     Preregistration,
     assess,
 )
+from clefq.parity.gates.schema import parse_gates
 from clefq.parity.gates.verdict import INVALID, Coverage, Evidence, Verdict, draw_verdict
 from clefq.parity.report.files import REPORT_FILE, SUMMARY_FILE
 from clefq.parity.report.parity_json import document_digest, parity_document, read_parity, signed

@@ -205,6 +205,7 @@ def _adapter(cls: Any) -> Any:
 
 
 _TYPES_ONLY = "types only"
+_UNKNOWN = "unexpected_keyword_argument"
 
 
 def _read_text(cls: type[T], text: str, faults: list[str], where: str) -> T | None:
@@ -215,14 +216,31 @@ def _read_text(cls: type[T], text: str, faults: list[str], where: str) -> T | No
         value: T = adapter.validate_json(text)
     except ValidationError as error:
         lines = _lines(cls, text, error)
-        if any(item["type"] != "rule" for item in error.errors()):
+        kinds = {item["type"] for item in error.errors()}
+        if kinds - {"rule", _UNKNOWN}:
             faults += [_join(where, line) for line in lines]
             return None
-        # a value that breaks its own rule does not hide what is wrong between others
+        # an unknown key, or a value that breaks its own rule, does not hide what is wrong
+        # between others
+        if _UNKNOWN in kinds:
+            text = _without(text, error)
         value = adapter.validate_json(text, context=_TYPES_ONLY)
     lines += _faults_between(value, "")
     faults += [_join(where, line) for line in lines]
     return None if lines else value
+
+
+def _without(text: str, error: Any) -> str:
+    """The JSON without its unknown keys."""
+    whole = json.loads(text)
+    for item in error.errors():
+        if item["type"] == _UNKNOWN:
+            at = whole
+            for part in item["loc"][:-1]:
+                if isinstance(part, int) or part in at:  # pydantic names arms of unions too
+                    at = at[part]
+            at.pop(item["loc"][-1], None)
+    return json.dumps(whole)
 
 
 def _faults_between(value: object, where: str) -> list[str]:
@@ -323,7 +341,7 @@ def _words(cls: type[Stored], path: tuple[str, ...], item: Mapping[str, Any]) ->
         return [f"{where} must be {_KINDS[kind]}, found {found}"]
     if kind == "missing":
         return [f"{where} is missing"]
-    if kind == "unexpected_keyword_argument":
+    if kind == _UNKNOWN:
         known = ", ".join(_keys(cls, path[:-1])) or "none"
         return [f"{where} is unknown; known here: {known}"]
     if kind == "literal_error":

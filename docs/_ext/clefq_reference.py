@@ -162,7 +162,13 @@ def _gate_of(card: Any) -> str:
 def formats_page() -> Iterator[str]:
     """Every file that clefq writes and others may read."""
     from clefq.ci.spec import JobResult, Step
-    from clefq.parity.gates.schema import BoundBaseline, Gate, GateFile, PolicySpec
+    from clefq.parity.gates.schema import (
+        BoundBaseline,
+        Gate,
+        GateFile,
+        PolicySpec,
+        SliceSelector,
+    )
     from clefq.quantize.manifest import Manifest
     from clefq.release.hash_tree import HashTree
     from clefq.store.predictions import PredictionsMeta
@@ -193,9 +199,10 @@ def formats_page() -> Iterator[str]:
     yield from ("", "## Checkpoint manifest", "", "`clefq.json` of a quantized checkpoint:", "")
     yield from fields(Manifest)
     yield from ("", "## Gate file", "", "YAML; see [Gate files](../parity.md#gate-files).", "")
-    yield from fields(GateFile, first=(("schema", "`clefq.gates/1`"),))
+    yield from fields(GateFile)
     for title, cls in (
         ("An entry of `gates`", Gate),
+        ("`slice` of a gate", SliceSelector),
         ("An entry of `policies`", PolicySpec),
         ("`baseline` of a frozen file", BoundBaseline),
     ):
@@ -264,6 +271,7 @@ def _parity() -> Iterator[str]:
 def schemas() -> dict[str, dict[str, Any]]:
     """File name → JSON Schema of a file that clefq writes."""
     from clefq.data.definition import Definition
+    from clefq.parity.gates.schema import GateFile
     from clefq.parity.report.documents import load_schema
     from clefq.quantize.manifest import Manifest
     from clefq.release.hash_tree import HashTree
@@ -276,6 +284,7 @@ def schemas() -> dict[str, dict[str, Any]]:
         "parity": load_schema("parity"),
         "summary": load_schema("summary"),
         "definition": json_schema(Definition),
+        "gates": json_schema(GateFile),
         "set-manifest": json_schema(SetManifest),
         "checkpoint-manifest": json_schema(Manifest),
         "predictions-metadata": json_schema(PredictionsMeta),

@@ -14,8 +14,7 @@ from typing import Any
 import yaml
 
 from clefq.errors import GateFileError
-from clefq.parity.gates.parsing import parse_gates
-from clefq.parity.gates.schema import BoundBaseline, BoundSet, GateFile
+from clefq.parity.gates.schema import BoundBaseline, BoundSet, GateFile, parse_gates
 from clefq.plain_files import sha256_bytes
 from clefq.store.data_files import data_folder
 from clefq.store.yaml_text import load_yaml

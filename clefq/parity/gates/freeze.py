@@ -9,8 +9,7 @@ import yaml
 
 from clefq.errors import GateFileError, InputError
 from clefq.parity.gates.files import freeze_text, load_gates
-from clefq.parity.gates.parsing import parse_gates
-from clefq.parity.gates.schema import BoundBaseline, BoundSet
+from clefq.parity.gates.schema import BoundBaseline, BoundSet, parse_gates
 from clefq.plain_files import sha256_bytes, sha256_file
 from clefq.store.atomic import write_text
 from clefq.store.predictions import PredictionsMeta

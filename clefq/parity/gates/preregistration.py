@@ -16,7 +16,7 @@ from typing import Any
 
 from clefq.errors import GateFileError
 from clefq.parity.gates.files import LoadedGates
-from clefq.parity.gates.parsing import parse_gates
+from clefq.parity.gates.schema import parse_gates
 from clefq.plain_files import sha256_bytes
 from clefq.store.predictions import PredictionsMeta
 from clefq.store.reading import Stored

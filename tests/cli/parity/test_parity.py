@@ -90,7 +90,7 @@ def test_wrong_use_and_input_exit_2(
     gates = run_folder / "g.yaml"
     gates.write_text("schema: clefq.gates/1\nname: g\ndescription: d\ngates: [{name: a}]\n")
     assert clefq("parity", "--baseline", "bf16", "--gates", gates) == 2
-    assert "gates[0].metric: is missing" in capsys.readouterr().err
+    assert "gates.0.metric is missing" in capsys.readouterr().err
     assert clefq("gate", run_folder / "report") == 2
     assert clefq("gate", run_folder / "gone") == 2
     assert "gone is not there" in capsys.readouterr().err

@@ -12,7 +12,7 @@ import pytest
 from clefq.errors import GateFileError
 from clefq.parity.gates.compare import CandidateReport, JudgeSpec, judge_candidate
 from clefq.parity.gates.files import LoadedGates
-from clefq.parity.gates.parsing import parse_gates
+from clefq.parity.gates.schema import parse_gates
 from clefq.parity.statistics.set_truth import OF_THE_SET, SetTruth, differences
 from clefq.store.predictions import Predictions
 from tests.parity.report.cases import NO_GIT

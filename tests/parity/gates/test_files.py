@@ -7,8 +7,7 @@ import yaml
 
 from clefq.errors import GateFileError
 from clefq.parity.gates.files import TEMPLATES, freeze_text, load_gates
-from clefq.parity.gates.parsing import parse_gates
-from clefq.parity.gates.schema import BoundBaseline, BoundSet
+from clefq.parity.gates.schema import BoundBaseline, BoundSet, parse_gates
 
 SET = BoundSet("nano-eval", "a" * 64)
 BASELINE = BoundBaseline("nano", None, "b" * 64)
@@ -80,16 +79,16 @@ def test_every_fault_is_reported_at_once() -> None:
     )
     text = "\n".join(faults_of(data))
     for part in (
-        "gates[0].metric: 'agreeement' is unknown",
-        "gates[1].margin: is missing",
-        "gates[1].bound: does not apply",
-        "gates[2].direction: must be at_least",
-        "gates[2].min_n: is 0",
-        "gates[2].spare: is not a known key",
-        "gates[3].slice: must be one of cohort, type, options, length, margin",
-        "confidence: is 1.5",
-        "supersedes: is 'abc'",
-        "other: is not a known key",
+        "gates.0.metric 'agreeement' is unknown",
+        "gates.1.margin is missing",
+        "gates.1.bound does not apply",
+        "gates.2.direction must be at_least",
+        "gates.2.min_n must be at least 1, found 0",
+        "gates.2.spare is unknown",
+        "gates.3.slice.colour is unknown; known here: cohort, type, options, length, margin",
+        "confidence must be from 0.51 to 0.9999, found 1.5",
+        "supersedes must be 64 hex digits, found 'abc'",
+        "other is unknown; known here: name",
         "gates: name 'a' appears more than once",
     ):
         assert part in text, part
@@ -101,7 +100,7 @@ def test_every_fault_is_reported_at_once() -> None:
         ({"metric": "ece_delta", "direction": "at_most", "bound": None, "margin": 0.1}, "display"),
         ({"metric": "coverage"}, "top-level key"),
         ({"bound": 98}, "2 points are 0.02"),
-        ({"bound": True}, "expected a number"),
+        ({"bound": True}, "must be a number"),
         ({"metric": "threshold_flips@1.5", "direction": "at_most"}, "between 0 and 1"),
         ({"metric": "policy_cost@none", "direction": "at_most"}, "does not declare"),
         ({"required": "yes"}, "true or false"),
@@ -175,4 +174,4 @@ def test_a_floor_of_one_and_a_ceiling_of_zero_are_strict_not_empty() -> None:
 @pytest.mark.parametrize("key", ["confidence", "alarm_confidence"])
 def test_a_confidence_that_leaves_no_interval_is_refused(key: str) -> None:
     (fault,) = faults_of(file_with(gate(), **{key: 0.5}))
-    assert "expected a number from 0.51" in fault
+    assert "must be from 0.51" in fault

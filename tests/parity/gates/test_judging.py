@@ -117,7 +117,7 @@ def test_an_infinite_excess_does_not_fail_the_candidate() -> None:
     ("bounds", "status"), [((0.11, None), "fail"), ((0.05, None), "inconclusive")]
 )
 def test_an_open_end_still_counts(bounds: tuple[float, None], status: str) -> None:
-    gate = Gate("tv", "tv", "at_most", None, 0.1, SliceSelector("length", "*"))
+    gate = Gate("tv", "tv", "at_most", None, 0.1, SliceSelector(length="*"))
     (found,) = judge(gate, {("tv", "length=<2K"): metric(0.12, *bounds)})
     assert (found.status, found.required) == (status, True)
     assert found.upper is None
@@ -132,7 +132,7 @@ def test_a_lower_limit_of_a_distance_can_fail_but_not_pass() -> None:
     assert judge(replace(gate, required=False), {("kl", "overall"): good})[0].status == "pass"
 
 
-BY_LENGTH = Gate("by-length", "agreement", "at_least", None, 0.9, SliceSelector("length", "*"))
+BY_LENGTH = Gate("by-length", "agreement", "at_least", None, 0.9, SliceSelector(length="*"))
 
 
 def test_every_slice_with_enough_records_is_judged_and_the_others_do_not_count() -> None:
@@ -160,7 +160,7 @@ def test_no_slice_with_enough_records_leaves_the_gate_open() -> None:
 
 
 def test_named_slice_that_the_set_lacks_is_not_gated() -> None:
-    gate = replace(BY_LENGTH, slice=SliceSelector("cohort", "gone"))
+    gate = replace(BY_LENGTH, slice=SliceSelector(cohort="gone"))
     (result,) = judge(gate, {})
     assert (result.status, result.slice, result.required) == ("not_gated", "cohort=gone", True)
 

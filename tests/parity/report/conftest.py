@@ -7,7 +7,7 @@ import pytest
 
 from clefq.parity.gates.compare import CandidateReport, JudgeSpec, judge_candidate
 from clefq.parity.gates.files import LoadedGates
-from clefq.parity.gates.parsing import parse_gates
+from clefq.parity.gates.schema import parse_gates
 from clefq.parity.report.files import ReportSpec, write_reports
 from clefq.parity.report.summary import Sizes
 from clefq.store.predictions import Predictions

@@ -11,7 +11,7 @@ from clefq.errors import InputError
 from clefq.parity.gates.compare import CandidateReport, JudgeSpec, judge_candidate
 from clefq.parity.gates.files import load_gates
 from clefq.parity.gates.formatting import markdown_prose
-from clefq.parity.gates.parsing import parse_gates
+from clefq.parity.gates.schema import parse_gates
 from clefq.parity.report.documents import check_document
 from clefq.parity.report.files import ReportSpec, write_reports
 from clefq.parity.report.html_page import report_html
