@@ -1,7 +1,7 @@
 """What better rounding gains in NVFP4, one lever at a time: same bytes, same kernels.
 
     python benchmarks/four_bits.py NVFP4 --source BF16 --calibration SET --evals SET [SET …]
-        --json rows.json [--levers plain search …] [--limit N]
+        --json rows.json [--levers plain search …] [--checkpoints DIR …] [--limit N]
 
 NVFP4 is a checkpoint that `clefq quantize --scheme nvfp4` made: its global scales and input scales
 are kept (but by the levers that are about them), codes and group scales are made anew from the
@@ -13,7 +13,8 @@ Levers for weights: `plain` round to nearest, amax / 6; `four-six` the better of
 amax / 4; `search` the E4M3 group scale of least squared error; `importance` the same, errors
 weighted by the mean square of each input; `gptq` errors carried to later columns; `gptq-search`
 both; `gptq-inputs` as `gptq-search`, for inputs as four bits round them, so that the weights also
-make up for those. For inputs: `inputs-0.5`, `inputs-2`: the calibrated range halved, doubled.
+make up for those. For inputs: `inputs-0.5`, `inputs-2`: the calibrated range halved, doubled. Every
+folder of `--checkpoints` is a lever of its own: its codes and scales, whoever made them.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from clefq.clef.records import Record  # noqa: E402
 from clefq.clef.small_floats import pack_e2m1, round_to_e2m1, unpack_e2m1  # noqa: E402
+from clefq.clef.weight_files import open_tensors  # noqa: E402
 from clefq.engines.base import EngineSpec  # noqa: E402
 from clefq.engines.simulation import (  # noqa: E402
     KeepInputs,
@@ -63,15 +65,31 @@ class Moments:
     rounded: Tensor | None = None
     cross: Tensor | None = None
 
+    def add(self, x: Tensor, hat: Tensor) -> None:
+        """Adds tokens: inputs [tokens, columns], and the same as four bits round them."""
+        self.tokens += len(x)
+        self.inputs = plus(self.inputs, x.T @ x)
+        self.rounded = plus(self.rounded, hat.T @ hat)
+        self.cross = plus(self.cross, x.T @ hat)
+
+
+def plus(sum_: Tensor | None, term: Tensor) -> Tensor:
+    return term if sum_ is None else sum_ + term
+
 
 @dataclass
 class Layer:
-    """One quantized Linear of the engine."""
+    """One quantized Linear of the engine.
+
+    `calibrated`: its input scale as the checkpoint has it; `input_divisor`: the one in use.
+    """
 
     name: str
     module: QuantizedLinear
     source: Tensor
     divisor: Tensor
+    calibrated: float
+    input_divisor: float
     moments: Moments = field(default_factory=Moments)
 
 
@@ -199,6 +217,7 @@ def main() -> None:
     parser.add_argument("--calibration", type=Path, required=True)
     parser.add_argument("--evals", type=Path, nargs="+", required=True)
     parser.add_argument("--levers", nargs="+", default=[*LEVERS, *INPUT_LEVERS])
+    parser.add_argument("--checkpoints", type=Path, nargs="*", default=[])
     parser.add_argument("--limit", type=int, help="records of each set")
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
@@ -216,9 +235,11 @@ def main() -> None:
     print(f"moments of {layers[0].moments.tokens:,} tokens: {time.monotonic() - started:.0f} s")
     rows: list[dict] = []
     plain: dict[tuple[str, str], dict] = {}
-    for lever in options.levers:
+    made = {folder.name: stored_in(folder) for folder in options.checkpoints}
+    for lever in [*options.levers, *made]:
         started = time.monotonic()
-        make, factor = LEVERS.get(lever, LEVERS["plain"]), INPUT_LEVERS.get(lever, 1.0)
+        make = (LEVERS | made).get(lever, LEVERS["plain"])
+        factor = INPUT_LEVERS.get(lever, 1.0)
         error = apply(layers, make, factor)
         seconds = time.monotonic() - started
         for arithmetic in ("w4a16", "w4a4"):
@@ -266,10 +287,32 @@ def layers_of(engine: TransformersEngine, bf16: TransformersEngine) -> list[Laye
             module,
             theirs[name].weight.detach().float(),
             module.stored.global_scale.float(),
+            calibrated=module.quantizer.global_scale,
+            input_divisor=module.quantizer.global_scale,
         )
         for name, module in ours.items()
-        if isinstance(module.stored, Nvfp4Weight)
+        if isinstance(module.stored, Nvfp4Weight) and isinstance(module.quantizer, Nvfp4Inputs)
     ]
+
+
+def stored_in(folder: Path) -> Callable[[Layer], tuple[Tensor, Tensor]]:
+    """A lever that takes a checkpoint's codes and scales; its global scales must be ours."""
+    refs = open_tensors(folder)
+
+    def read(name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
+        ref = refs[name]
+        data = torch.frombuffer(bytearray(ref.read()), dtype=dtype)
+        return data.view(ref.shape).to(device)
+
+    def make(layer: Layer) -> tuple[Tensor, Tensor]:
+        device = layer.source.device
+        theirs = read(f"{layer.name}.weight_global_scale", torch.float32, device)
+        if not theirs.equal(layer.divisor.reshape(1)):
+            raise SystemExit(f"{folder}: {layer.name} has another global scale.")
+        packed = read(f"{layer.name}.weight_packed", torch.uint8, device)
+        return packed, read(f"{layer.name}.weight_scale", FP8, device)
+
+    return make
 
 
 def linears(engine: TransformersEngine, kind: type[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
@@ -289,14 +332,7 @@ def collect(bf16: TransformersEngine, layers: Sequence[Layer], records: Sequence
             x = args[0].reshape(-1, args[0].shape[-1])
             x = x[x.abs().amax(-1) > 0].float()
             values, scale = quantizer.quantize(x.bfloat16())
-            hat = values if scale is None else values * scale
-            moments = layer.moments
-            moments.tokens += len(x)
-            for name, product in (
-                ("inputs", x.T @ x), ("rounded", hat.T @ hat), ("cross", x.T @ hat),
-            ):  # fmt: skip
-                old = getattr(moments, name)
-                setattr(moments, name, product if old is None else old + product)
+            layer.moments.add(x, values if scale is None else values * scale)
 
         handles.append(modules[layer.name].register_forward_pre_hook(keep))
     for _ in bf16.predict(records):
@@ -317,16 +353,14 @@ def apply(layers: Sequence[Layer], make: Callable, factor: float) -> float:
         weight = values.flatten(-2) / layer.divisor
         error += float((weight - layer.source).double().square().sum())
         norm += float(layer.source.double().square().sum())
-        if not hasattr(layer, "calibrated"):
-            layer.calibrated = layer.module.quantizer.global_scale  # type: ignore[attr-defined]
-        layer.divisor_in = layer.calibrated * factor  # type: ignore[attr-defined]
+        layer.input_divisor = layer.calibrated * factor
     return (error / norm) ** 0.5
 
 
 def switch(layers: Sequence[Layer], four_bit_inputs: bool) -> None:
     for layer in layers:
         layer.module.quantizer = (
-            Nvfp4Inputs(layer.divisor_in) if four_bit_inputs else KeepInputs()  # type: ignore[attr-defined]
+            Nvfp4Inputs(layer.input_divisor) if four_bit_inputs else KeepInputs()
         )
         layer.module.memo.clear()
 

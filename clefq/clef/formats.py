@@ -31,6 +31,12 @@ COARSEST_FIRST: tuple[EngineArithmetic, ...] = (
 Platform = Literal["blackwell", "hopper", "older", "cpu"]
 Shape = tuple[int, ...]
 
+# How weights are rounded: to the nearest under amax / 6; to the nearest under the E4M3 group scale
+# that rounds best; with errors carried to later columns (GPTQ), under such scales.
+ROUNDING_NAMES = ("nearest", "search", "gptq")
+# What recipes call the search of group scales: a weight observer of llm-compressor's.
+SEARCH_OBSERVER = "clefq_search"
+
 BF16 = "bf16"
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clefq.clef.formats import RECIPES
+from clefq.clef.formats import RECIPES, ROUNDING_NAMES
 from clefq.cli.options import Json, Quiet, Run
 
 if TYPE_CHECKING:
@@ -29,12 +29,20 @@ Scheme = Annotated[
 RecipeFile = Annotated[
     Path | None, typer.Option("--recipe", metavar="FILE", help="Your own llm-compressor recipe.")
 ]
+Rounding = Annotated[
+    str | None,
+    typer.Option(
+        "--rounding",
+        metavar="NAME",
+        help=f"Of 4-bit weights: {', '.join(ROUNDING_NAMES)} (needs --calibration).",
+    ),
+]
 CalibrationSet = Annotated[
     str | None,
     typer.Option(
         "--calibration",
         metavar="SET",
-        help="Calibration set (nvfp4, nvfp4-mlp, mixed); default: the run folder's only one.",
+        help="Calibration set (nvfp4, nvfp4-mlp, mixed, gptq); default: the run folder's only one.",
     ),
 ]
 Method = Annotated[str, typer.Option("--method", metavar="NAME", help="auto, oneshot or stream.")]
@@ -53,7 +61,7 @@ Out = Annotated[
     typer.Option(
         "--out",
         metavar="DIR",
-        help="Output folder (default: models/SCHEME of the run folder, else MODEL-SCHEME).",
+        help="Output folder (default: models/SCHEME[-ROUNDING] of the run folder, else MODEL-SCHEME).",
     ),
 ]
 
@@ -62,6 +70,7 @@ def command(
     model: Model = None,
     scheme: Scheme = None,
     recipe: RecipeFile = None,
+    rounding: Rounding = None,
     calibration: CalibrationSet = None,
     method: Method = "auto",
     max_length: MaxLength = 16384,
@@ -84,7 +93,8 @@ def command(
     console = Console(json_output=json_output, quiet=quiet)
     folder = find_run(run)
     chosen = _model(model, folder)
-    target = out or _default_out(chosen, scheme, recipe, folder)
+    made = _made_name(scheme, recipe, rounding)
+    target = out or _default_out(chosen, made, folder)
     if folder is not None and (model is None or out is None):
         console.note(f"run folder: {chosen} → {_short(target, folder)}")
     spec = QuantizeSpec(
@@ -97,6 +107,7 @@ def command(
         fp8_layers=fp8_layers,
         run=folder,
         allow_vanished=allow_vanished,
+        rounding=rounding,
     )
     result = quantize(spec, target, console)
     console.result(_json(result), _text(result, folder))
@@ -126,10 +137,13 @@ def _short(target: Path, run: RunFolder) -> Path:
     return target.relative_to(run.root) if target.is_relative_to(run.root) else target
 
 
-def _default_out(
-    model: str, scheme: str | None, recipe: Path | None, run: RunFolder | None
-) -> Path:
-    made = scheme or (recipe.stem if recipe is not None else "quantized")
+def _made_name(scheme: str | None, recipe: Path | None, rounding: str | None) -> str:
+    """What the output is called: the scheme, and its rounding where that is not the nearest."""
+    name = scheme or (recipe.stem if recipe is not None else "quantized")
+    return name if rounding in (None, "nearest") else f"{name}-{rounding}"
+
+
+def _default_out(model: str, made: str, run: RunFolder | None) -> Path:
     if run is not None and model in run.variants():
         return run.model(made)
     name = Path(model.partition("@")[0]).name or "model"
@@ -151,7 +165,7 @@ def _text(result: Result, run: RunFolder | None) -> str:
     checked = sum(manifest.audit["checks"].values())
     memory = size_text(manifest.peak_memory_bytes)
     lines = [
-        f"{result.folder}  ({manifest.scheme}, {manifest.method})",
+        f"{result.folder}  ({manifest.scheme}, {manifest.method}{_said(manifest.recipe)})",
         f"  modules   {formats}",
         f"  size      {size_text(before)} → {size_text(after)}, {before / after:.2f}× smaller",
         f"  audit     {manifest.audit['verdict']}: {checked} checks",
@@ -160,6 +174,10 @@ def _text(result: Result, run: RunFolder | None) -> str:
         f"next: {_next(result.folder, run)}",
     ]
     return "\n".join(lines)
+
+
+def _said(recipe: dict[str, Any]) -> str:
+    return "" if recipe["rounding"] == "nearest" else f", {recipe['rounding']}"
 
 
 def _next(folder: Path, run: RunFolder | None) -> str:

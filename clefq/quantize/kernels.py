@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 
+from clefq.clef.formats import SEARCH_OBSERVER
 from clefq.clef.small_floats import E4M3_MAX, NVFP4_GROUP, pack_e2m1, unpack_e2m1, unpack_int4
-
-FP8 = torch.float8_e4m3fn
+from clefq.quantize.scale_search import FP8, searched_scales
 
 
 def absmax(weight: torch.Tensor) -> torch.Tensor:
@@ -53,7 +53,8 @@ def nvfp4_rows(
     Args:
         weight: `[rows, columns]` in the model's dtype; columns divisible by 16.
         divisor: `[1]`, F32, the global scale.
-        args: The scheme's `QuantizationArgs` for weights.
+        args: The scheme's `QuantizationArgs` for weights; its observer says whether group scales
+            are searched.
 
     Returns:
         Codes `[rows, columns / 2]`, U8, the first of two in the low half; group scales
@@ -62,6 +63,8 @@ def nvfp4_rows(
     groups = weight.unflatten(-1, (-1, NVFP4_GROUP))
     low, high = torch.aminmax(groups, dim=-1)
     scales, _ = calculate_qparams(low, high, args, global_scale=divisor)
+    if args.observer == SEARCH_OBSERVER:
+        scales = searched_scales(groups, scales.to(FP8), divisor)
     # the library keeps scales in the model's dtype in between; E4M3 values survive that
     scales = scales.to(weight.dtype)
     scaled = groups / (scales.unsqueeze(-1) / divisor)

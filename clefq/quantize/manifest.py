@@ -26,7 +26,8 @@ class Manifest(Stored):
         scheme: `fp8`, `nvfp4`, `nvfp4a16`, `nvfp4-mlp`, `mixed` or `custom`.
         method: `oneshot` or `stream` (or `repair`).
         source: `{"model_id", "revision", "sha256"}` of the BF16 checkpoint.
-        recipe: `{"origin", "sha256"}`; the text is `recipe.yaml`.
+        recipe: `{"origin", "sha256", "rounding"}`; the text is `recipe.yaml`. `rounding` is how
+            weights are: `nearest`, `search`, `gptq` or the observer that the recipe names.
         calibration: Null for data-free schemes, else `{"set", "sha256", "records", "tokens",
             "max_length", "truncated_records"}`.
         versions: Library to version.

@@ -56,6 +56,8 @@ def run_job(job: Job) -> None:
     """Quantizes and saves, with llm-compressor alone; nothing is repaired here."""
     from llmcompressor.entrypoints.oneshot import oneshot
 
+    from clefq.quantize import search_observer  # noqa: F401  (recipes may name it)
+
     model = _load(job)
     data: dict[str, Any] = {}
     if job.prompts is not None:

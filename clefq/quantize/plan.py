@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from clefq.clef.family import FAMILY, fused_groups, protected_reason
-from clefq.clef.formats import FORMATS, arithmetic_name, format_of_weights
+from clefq.clef.formats import FORMATS, SEARCH_OBSERVER, arithmetic_name, format_of_weights
 from clefq.errors import CheckpointError, RecipeError
 from clefq.quantize.recipes import Recipe, modifiers_of
 
 # modifiers that change nothing but the weights they quantize
 MODIFIERS = ("QuantizationModifier", "GPTQModifier")
+# What chooses scales in the streaming method too: the largest magnitude, or our search.
+_STREAMED_OBSERVERS = (None, "minmax", "static_minmax", "memoryless_minmax", SEARCH_OBSERVER)
 _STORED = {row.storage.names[0] for row in FORMATS.values()}
 
 
@@ -32,7 +34,7 @@ class Plan:
         modules: Full module name to its scheme (a compressed-tensors `QuantizationScheme` with
             its `format` set), in model order.
         quantization_config: What `config.json` will hold under that name.
-        needs_data: Whether activations are calibrated.
+        needs_data: Whether activations are calibrated, or weights rounded by what they multiply.
         data_free_reason: None if the streaming method can do it, else why it cannot.
     """
 
@@ -40,6 +42,11 @@ class Plan:
     quantization_config: dict[str, Any]
     needs_data: bool
     data_free_reason: str | None
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether activations are."""
+        return any(_calibrated(scheme) for scheme in self.modules.values())
 
     @property
     def formats(self) -> dict[str, int]:
@@ -276,7 +283,7 @@ def _not_streamable(recipe: Recipe, modules: dict[str, Any]) -> str | None:
         weights = scheme.weights
         if _calibrated(scheme):
             return f"{arithmetic_of(scheme)} activations need calibration data"
-        if weights.observer not in (None, "minmax", "static_minmax", "memoryless_minmax"):
+        if weights.observer not in _STREAMED_OBSERVERS:
             return f"the {weights.observer} observer runs through llm-compressor only"
         if format_of_weights(weights) is None:
             return f"{weights.num_bits}-bit {weights.strategy} weights are not streamed"

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from clefq.clef.formats import RECIPES, SCHEMES
+from clefq.clef.formats import FORMATS, RECIPES, ROUNDING_NAMES, SCHEMES, SEARCH_OBSERVER
 from clefq.errors import InputError, RecipeError
 from clefq.plain_files import sha256_bytes
 from clefq.store.data_files import data_folder
@@ -16,6 +16,20 @@ from clefq.store.yaml_text import load_yaml, yaml_fault
 
 DEFAULT_FP8_LAYERS = 8
 _FIX = "start from a file of recipes/ (quant_stage: quant_modifiers: …)."
+_NEAREST, _GPTQ = "QuantizationModifier", "GPTQModifier"
+# What a recipe says of its rounding, in its first lines.
+_SAID = {
+    "search": """# Group scales of NVFP4 are searched (--rounding search): the E4M3 number near amax / 6 that rounds a
+# group best. The observer is clefq's: llm-compressor knows it once `clefq.quantize.search_observer`
+# is imported.
+#
+""",
+    "gptq": """# Rounded by GPTQ (--rounding gptq): errors are made up for in the weights not yet rounded. Group
+# scales of NVFP4 are searched; that observer is clefq's: llm-compressor knows it once
+# `clefq.quantize.search_observer` is imported.
+#
+""",
+}
 _MLP = r"mlp\.(gate|up|down)_proj$"
 
 
@@ -38,9 +52,23 @@ class Recipe:
         """SHA-256 of the text, 64 hex digits."""
         return sha256_bytes(self.text.encode("utf-8"))
 
+    @property
+    def rounding(self) -> str:
+        """How it rounds weights: one of `ROUNDING_NAMES`, or the observer that it names."""
+        found = modifiers_of(self.text, self.origin)
+        if any(name == _GPTQ for name, _ in found):
+            return "gptq"
+        named = {str(args["weight_observer"]) for _, args in found if args.get("weight_observer")}
+        named -= {"minmax", "static_minmax", "memoryless_minmax"}
+        return ", ".join(sorted(named)).replace(SEARCH_OBSERVER, "search") or "nearest"
+
 
 def bundled_recipe(
-    scheme: str, layers: int, fp8_layers: int | None = None, calibrated: bool = False
+    scheme: str,
+    layers: int,
+    fp8_layers: int | None = None,
+    calibrated: bool = False,
+    rounding: str | None = None,
 ) -> Recipe:
     """The recipe of a scheme, for a model with `layers` decoder layers.
 
@@ -50,20 +78,66 @@ def bundled_recipe(
         fp8_layers: For `mixed`: how many of the last layers have FP8 MLPs. By default 8, or a
             quarter of the layers in models of fewer than 16.
         calibrated: Whether a calibration set is given, which some schemes can do without.
+        rounding: One of `ROUNDING_NAMES`; None is `nearest`, but for schemes that take GPTQ where
+            a calibration set is given.
 
     Raises:
-        RecipeError: Unknown scheme, or a layer split that does not fit.
+        RecipeError: Unknown scheme or rounding, a layer split that does not fit, or a rounding that
+            the scheme's formats do not have.
     """
     if scheme not in RECIPES:
         raise RecipeError(f"unknown scheme {scheme!r}.", fix=f"use one of {', '.join(RECIPES)}.")
     if fp8_layers is not None and scheme != "mixed":
         raise RecipeError(f"--fp8-layers has no meaning for {scheme}.", fix="use --scheme mixed.")
-    name = SCHEMES[scheme].calibrated_recipe if calibrated else None
-    path = data_folder("recipes") / (name or RECIPES[scheme])
+    if rounding is not None:
+        _check_rounding(scheme, rounding)
+    ready = SCHEMES[scheme].calibrated_recipe if _takes_ready(calibrated, rounding) else None
+    path = data_folder("recipes") / (ready or RECIPES[scheme])
     text = path.read_text(encoding="utf-8")
     if scheme == "mixed":
         text = _split(text, layers, fp8_layers)
+    if ready is None and rounding in _SAID:
+        text = _rounded(text, str(rounding))
     return Recipe(scheme, text, path.name)
+
+
+def _takes_ready(calibrated: bool, rounding: str | None) -> bool:
+    """Whether a scheme's recipe for calibration sets is taken, where it has one."""
+    return rounding == "gptq" or (calibrated and rounding is None)
+
+
+def _check_rounding(scheme: str, rounding: str) -> None:
+    if rounding not in ROUNDING_NAMES:
+        raise RecipeError(
+            f"unknown rounding {rounding!r}.", fix=f"use one of {', '.join(ROUNDING_NAMES)}."
+        )
+    four_bits = [FORMATS[name].weights for name in SCHEMES[scheme].formats]
+    has = {
+        "nearest": True,
+        "search": any(w.bits == 4 and w.type == "float" for w in four_bits),
+        "gptq": any(w.bits == 4 for w in four_bits),
+    }
+    if not has[rounding]:
+        raise RecipeError(
+            f"--rounding {rounding} is for weights of 4 bits, {scheme} has none that it changes.",
+            fix="leave --rounding out.",
+        )
+
+
+def _rounded(text: str, rounding: str) -> str:
+    """A recipe's text with another rounding than to the nearest under amax / 6."""
+    body = yaml.safe_load(text)
+    modifiers = body["quant_stage"]["quant_modifiers"]
+    arguments = modifiers.pop(_NEAREST)
+    name = _GPTQ if rounding == "gptq" else _NEAREST
+    modifiers[name] = {**arguments, "weight_observer": SEARCH_OBSERVER}
+    return _SAID[rounding] + _with_header(text, body)
+
+
+def _with_header(text: str, body: Any) -> str:
+    """A changed recipe under the comments that it began with."""
+    header = [line for line in text.splitlines() if line.startswith("#")]
+    return "\n".join([*header, ""]) + yaml.safe_dump(body, sort_keys=False, width=1000)
 
 
 def _split(text: str, layers: int, fp8_layers: int | None) -> str:
@@ -79,8 +153,7 @@ def _split(text: str, layers: int, fp8_layers: int | None) -> str:
     scheme = body["quant_stage"]["quant_modifiers"]["QuantizationModifier"]["scheme"]
     scheme["NVFP4"] = [_mlp_pattern(range(layers - last))]
     scheme["FP8_DYNAMIC"][0] = _mlp_pattern(range(layers - last, layers))
-    header = [line for line in text.splitlines() if line.startswith("#")]
-    return "\n".join([*header, ""]) + yaml.safe_dump(body, sort_keys=False, width=1000)
+    return _with_header(text, body)
 
 
 def _mlp_pattern(layers: range) -> str:

@@ -14,6 +14,7 @@ from clefq import __version__
 from clefq.clef.checkpoint import Checkpoint, open_checkpoint, weight_bytes
 from clefq.clef.encoding import DEFAULT_MAX_LENGTH
 from clefq.clef.family import activation_widths, layer_types
+from clefq.clef.formats import SEARCH_OBSERVER
 from clefq.clef.tensor_files import TensorInfo
 from clefq.console import Console
 from clefq.errors import AuditError, InputError, RecipeError
@@ -72,6 +73,7 @@ class QuantizeSpec:
         run: Run folder that `model` may name a variant of; its only calibration set is taken where
             none is given.
         allow_vanished: Accept weights that four bits erase, however many they are.
+        rounding: One of `clefq.clef.formats.ROUNDING_NAMES`; None is the scheme's own.
     """
 
     model: str
@@ -84,6 +86,7 @@ class QuantizeSpec:
     max_shard_bytes: int = MAX_SHARD_BYTES
     run: RunFolder | None = None
     allow_vanished: bool = False
+    rounding: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,11 +253,16 @@ def _recipe(spec: QuantizeSpec, checkpoint: Checkpoint) -> Recipe:
     if spec.recipe is not None:
         if spec.scheme is not None:
             raise RecipeError("--scheme and --recipe exclude each other.", fix="give one of them.")
+        if spec.rounding is not None:
+            raise RecipeError(
+                "--rounding changes bundled recipes, a file says itself how it rounds.",
+                fix=f"write `weight_observer: {SEARCH_OBSERVER}` into it, or GPTQModifier.",
+            )
         return custom_recipe(spec.recipe)
     if spec.scheme is None:
         raise RecipeError("no scheme given.", fix="add --scheme nvfp4, or --recipe FILE.")
     layers, calibrated = len(layer_types(checkpoint.text_config)), spec.calibration is not None
-    return bundled_recipe(spec.scheme, layers, spec.fp8_layers, calibrated)
+    return bundled_recipe(spec.scheme, layers, spec.fp8_layers, calibrated, spec.rounding)
 
 
 def _method(asked: str, plan: Plan, console: Console) -> str:
@@ -284,8 +292,9 @@ def _calibration(
         chosen = only_set(spec.run, "calibration", "--calibration")
         console.note(f"calibration set {chosen.name}, the only one of the run folder")
     if chosen is None:
+        why = "this scheme calibrates activations" if plan.calibrates else "this recipe uses data"
         raise InputError(
-            "this scheme calibrates activations and needs a calibration set.",
+            f"{why} and needs a calibration set.",
             fix="build one with `clefq build calibration NAME`, then add --calibration SET.",
         )
     return load_calibration(chosen, model, spec.max_length)
@@ -458,7 +467,11 @@ def _manifest(
             "revision": work.source.revision,
             "sha256": finish.identity(source_files),
         },
-        recipe={"origin": work.recipe.origin, "sha256": work.recipe.sha256},
+        recipe={
+            "origin": work.recipe.origin,
+            "sha256": work.recipe.sha256,
+            "rounding": work.recipe.rounding,
+        },
         calibration=calibration,
         versions=finish.versions(),
         audit=summary(report),

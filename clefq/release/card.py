@@ -236,6 +236,7 @@ def _environment() -> jinja2.Environment:
         gate_rows=card_rows.gate_rows,
         evidence_rows=card_rows.evidence_rows,
         history=card_rows.history,
+        rounding_text=card_rows.rounding_text,
         stored_as=card_rows.stored_as,
     )
     return environment

@@ -129,6 +129,23 @@ def evidence_rows(found: Evidence) -> Iterator[tuple[str, str, str]]:
         yield "throughput", f"bench/{markdown_cell(path.name)}", sha256_file(path)
 
 
+# What a card says of a rounding.
+_ROUNDINGS = {
+    "nearest": "to the nearest, group scales of 4-bit weights from their largest (amax / 6)",
+    "search": "to the nearest, group scales of NVFP4 searched for the least squared error",
+    "gptq": "GPTQ: errors made up for in later columns, on the calibration set",
+}
+
+
+def rounding_text(name: str) -> str:
+    """How weights are rounded, in words.
+
+    Args:
+        name: As `clefq.json` records it.
+    """
+    return f"{name}: {_ROUNDINGS[name]}" if name in _ROUNDINGS else markdown_cell(name)
+
+
 def breaches(found: Evidence) -> list[str]:
     """The audit's breaches, one line each; empty where it passed or was not run here."""
     if found.audit is None:

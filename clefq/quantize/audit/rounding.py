@@ -1,4 +1,4 @@
-"""Compares stored weights with what round-to-nearest makes of a BF16 source. Needs torch."""
+"""Compares stored weights with what rounding makes of a BF16 source. Needs torch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from clefq.quantize.audit.rounding_fp8 import compare_fp8, compare_fp8_tensor, f
 from clefq.quantize.audit.tallies import (
     DAMAGE_SHARE,
     NATIVE,
+    SEARCHED,
+    SEARCHED_WIDE,
     WIDE,
     Arithmetic,
     Comparison,
     Tally,
+    few_of,
     raw_bytes,
     stored_rows,
 )
@@ -34,6 +37,7 @@ Refs = Mapping[str, TensorInfo]
 _TIE = 1e-5
 # a group whose scale is larger keeps at least half of its norm; compressed-tensors puts 0.125 for 0
 _NEXT_TO_ZERO = 0.125
+_FIRST_ROWS = 64
 
 
 def _torch_dtype(name: str) -> torch.dtype:
@@ -129,12 +133,35 @@ def _compare_nvfp4(module: str, refs: Refs, source: Refs, members: tuple[str, ..
 def _best_nvfp4(
     module: str, refs: Refs, source: Refs, divisor: torch.Tensor
 ) -> tuple[Tally, Arithmetic]:
-    """The tally in the weights' own arithmetic, or in F32 if that explains more."""
-    first = _tally_nvfp4(module, refs, source, divisor, NATIVE)
-    if not first.deviating:
-        return first, NATIVE
-    second = _tally_nvfp4(module, refs, source, divisor, WIDE)
-    return (second, WIDE) if second.deviating < first.deviating else (first, NATIVE)
+    """The tally of the way that explains most: amax / 6 first, then searched scales.
+
+    Each in the weights' own arithmetic, and in F32 if that explains more.
+    """
+    best, how = None, NATIVE
+    for way in (NATIVE, WIDE, SEARCHED, SEARCHED_WIDE):
+        # a search costs several times as much: the first rows tell whether it is worth it
+        if way.searched and not _begins_like(module, refs, source, divisor, way):
+            continue
+        found = _tally_nvfp4(module, refs, source, divisor, way)
+        if best is None or found.deviating < best.deviating:
+            best, how = found, way
+        if not best.deviating or (way == WIDE and _explained(best)):
+            break
+    assert best is not None
+    return best, how
+
+
+def _explained(tally: Tally) -> bool:
+    """Whether what deviates is damage, and no other rounding."""
+    return tally.deviating <= few_of(tally.numbers)
+
+
+def _begins_like(
+    module: str, refs: Refs, source: Refs, divisor: torch.Tensor, way: Arithmetic
+) -> bool:
+    """Whether a way gives most of the first rows' numbers."""
+    found = _tally_nvfp4(module, refs, source, divisor, way, _FIRST_ROWS)
+    return found.deviating < found.numbers / 10
 
 
 def torch_scalar(value: float) -> torch.Tensor:
@@ -145,9 +172,14 @@ def torch_scalar(value: float) -> torch.Tensor:
 
 
 def _tally_nvfp4(
-    module: str, refs: Refs, source: Refs, divisor: torch.Tensor, arithmetic: Arithmetic
+    module: str,
+    refs: Refs,
+    source: Refs,
+    divisor: torch.Tensor,
+    arithmetic: Arithmetic,
+    rows: int | None = None,
 ) -> Tally:
-    """Compares with round-to-nearest under a given global scale."""
+    """Compares with round-to-nearest under a given global scale; `rows` takes the first ones."""
     import torch
 
     from clefq.quantize import kernels
@@ -156,10 +188,12 @@ def _tally_nvfp4(
     tally = Tally()
     ref = source[f"{module}.weight"]
     dtype = "F32" if arithmetic.scales else ref.dtype
-    for row, block in row_blocks(ref, dtype):
+    args = weight_args("NVFP4A16", arithmetic.searched)
+    for row, whole in row_blocks(ref, dtype):
+        block = whole[:rows]
         ours = stored_rows(packed, row, len(block), torch.uint8)
         ours_scales = stored_rows(scales, row, len(block), torch.float8_e4m3fn)
-        theirs, theirs_scales = kernels.nvfp4_rows(block, divisor, weight_args("NVFP4A16"))
+        theirs, theirs_scales = kernels.nvfp4_rows(block, divisor, args)
         if not ours.equal(theirs):
             tally.deviating += _nvfp4_deviations(ours, theirs, block, theirs_scales, divisor)
         tally.deviating += int((raw_bytes(ours_scales) != raw_bytes(theirs_scales)).sum())
@@ -168,6 +202,8 @@ def _tally_nvfp4(
         tally.numbers += block.numel() + ours_scales.numel()
         tally.groups += ours_scales.numel()
         _add_lost(tally, row, (ours, ours_scales, divisor), block)
+        if rows is not None:
+            break
     return tally
 
 
@@ -231,7 +267,8 @@ def requantized(
         if divisor is None:
             parts = fp8_numbers(block, scheme, arithmetic)
         else:
-            parts = kernels.nvfp4_rows(block, torch_scalar(divisor), weight_args("NVFP4A16"))
+            args = weight_args("NVFP4A16", arithmetic.searched)
+            parts = kernels.nvfp4_rows(block, torch_scalar(divisor), args)
         for name, part in zip(names, parts, strict=True):
             made[name] += raw_bytes(part.contiguous()).numpy().tobytes()
     return {name: bytes(data) for name, data in made.items()}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from clefq.clef.formats import SEARCH_OBSERVER
 from clefq.clef.tensor_files import TensorInfo
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _WILD = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """Where round-to-nearest is computed in F32 instead of in the weights' dtype.
+    """How numbers are recomputed: where in F32 instead of in the weights' dtype, and which scales.
 
     compressed-tensors' torch code stays in the weights' dtype, its GPU kernels take the quotients
     in F32; other tools, and a model that was loaded in F32, the scales as well.
@@ -32,14 +33,18 @@ class Arithmetic:
     Attributes:
         scales: Scales in F32.
         quotients: Weights divided by their scales in F32.
+        searched: NVFP4 group scales by `clefq.quantize.scale_search`, not amax / 6.
     """
 
     scales: bool = False
     quotients: bool = False
+    searched: bool = False
 
 
 NATIVE = Arithmetic()
 WIDE = Arithmetic(scales=True, quotients=True)
+SEARCHED = Arithmetic(searched=True)
+SEARCHED_WIDE = Arithmetic(scales=True, quotients=True, searched=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +210,14 @@ def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @cache
-def weight_args(preset: str) -> Any:
-    """The weights' `QuantizationArgs` of a compressed-tensors preset."""
+def weight_args(preset: str, searched: bool = False) -> Any:
+    """The weights' `QuantizationArgs` of a compressed-tensors preset.
+
+    Args:
+        preset: Its name.
+        searched: Whether NVFP4 group scales are searched.
+    """
     from compressed_tensors.quantization import preset_name_to_scheme
 
-    return preset_name_to_scheme(preset, ["Linear"]).weights
+    args = preset_name_to_scheme(preset, ["Linear"]).weights
+    return args.model_copy(update={"observer": SEARCH_OBSERVER}) if searched else args
