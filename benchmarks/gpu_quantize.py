@@ -8,7 +8,8 @@ per GPU, and share the processor's cores. Peak memory is the process's highest r
 (children apart), peak GPU memory what the driver saw in use, sampled five times a second. The
 audit against the source is part of `clefq quantize`; here it runs once more, timed alone.
 `--oneshot` also makes the data-free schemes by oneshot and compares the quantized tensors bit by
-bit with those that were streamed. `int4-gptq` is `int4` with the calibration set.
+bit with those that were streamed. `nvfp4+search` is `--scheme nvfp4 --rounding search`; a rounding by
+`gptq` takes the calibration set, whatever the scheme.
 
 Needs clefq importable and llm-compressor, no more.
 """
@@ -30,8 +31,18 @@ from queue import Queue
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
-CALIBRATED = ("nvfp4", "nvfp4-mlp", "mixed", "int4-gptq")
+CALIBRATED = ("nvfp4", "nvfp4-mlp", "mixed")
 DEFAULT = ["nvfp4", "mixed", "nvfp4a16", "fp8", "int8", "int4"]
+
+
+def calibrated(scheme: str) -> bool:
+    name, _, rounding = scheme.partition("+")
+    return name in CALIBRATED or rounding == "gptq"
+
+
+def folder_of(scheme: str, method: str) -> str:
+    name = scheme.replace("+", "-")
+    return name if method == "auto" else f"{name}-{method}"
 
 
 def main() -> None:
@@ -39,9 +50,7 @@ def main() -> None:
     parser.add_argument("source", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--calibration", type=Path)
-    parser.add_argument(
-        "--schemes", nargs="+", default=["nvfp4", "mixed", "nvfp4a16", "fp8", "int8", "int4"]
-    )
+    parser.add_argument("--schemes", nargs="+", default=DEFAULT)
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--first-gpu", type=int, default=0)
     parser.add_argument("--oneshot", action="store_true")
@@ -57,7 +66,7 @@ def main() -> None:
         gpus.put(options.first_gpu + gpu)
     jobs = [(scheme, "auto") for scheme in options.schemes]
     if options.oneshot:
-        jobs += [(s, "oneshot") for s in options.schemes if s not in CALIBRATED]
+        jobs += [(s, "oneshot") for s in options.schemes if not calibrated(s)]
 
     def lane(job: tuple[str, str]) -> dict:
         gpu = gpus.get()
@@ -74,8 +83,9 @@ def main() -> None:
         options.json.write_text(json.dumps(rows))
     print(table(rows))
     for scheme in options.schemes if options.oneshot else ():
-        if scheme not in CALIBRATED:
-            print(scheme, same_bits(options.out / scheme, options.out / f"{scheme}-oneshot"))
+        if not calibrated(scheme):
+            pair = (options.out / folder_of(scheme, method) for method in ("auto", "oneshot"))
+            print(scheme, same_bits(*pair))
     sys.exit(1 if any("error" in row for row in rows) else 0)
 
 
@@ -131,10 +141,15 @@ def work(options: argparse.Namespace, scheme: str, method: str) -> None:
     from clefq.quantize.audit import audit_checkpoint
     from clefq.quantize.run import QuantizeSpec, quantize
 
-    calibration = options.calibration if scheme in CALIBRATED else None
-    out = options.out / (scheme if method == "auto" else f"{scheme}-{method}")
-    name = scheme.removesuffix("-gptq")  # INT4 is rounded by GPTQ where a set is given
-    spec = QuantizeSpec(str(options.source), name, calibration=calibration, method=method)
+    out = options.out / folder_of(scheme, method)
+    name, _, rounding = scheme.partition("+")
+    spec = QuantizeSpec(
+        str(options.source),
+        name,
+        calibration=options.calibration if calibrated(scheme) else None,
+        method=method,
+        rounding=rounding or None,
+    )
     started = time.perf_counter()
     result = quantize(spec, out, Console(quiet=True))
     seconds = time.perf_counter() - started

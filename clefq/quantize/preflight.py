@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +24,8 @@ GPU_WORKER = 150_000_000
 # kind), 216 kB with 4,096 DeltaNet columns, 105 kB with 8,192 columns of an MLP; 1.2 kB for a
 # token that waits, at a width of 256.
 _DELTANET, _MLP, _HIDDEN, _WAITING = 64, 16, 24, 5
+# F32 matrices that GPTQ needs at once: moments with their factors, weights with their errors
+_HESSIANS_AT_WORK, _WEIGHTS_AT_WORK = 3, 4
 _SLACK = 1.02
 
 
@@ -119,6 +122,22 @@ def gpu_of_oneshot(largest: int) -> int:
         largest: Bytes of the largest decoder layer or embedding.
     """
     return GPU_BASE + 2 * largest
+
+
+def with_hessians(needs: Needs, widths: Sequence[int], numbers: int) -> Needs:
+    """Adds what GPTQ holds: the second moments of one layer's inputs, and one of them at work.
+
+    Args:
+        needs: What the run needs besides.
+        widths: Columns of every Linear of the layer that has the widest ones.
+        numbers: Weights of the largest Linear.
+    """
+    widest = max(widths, default=0)
+    held = sum(width**2 for width in widths) + _HESSIANS_AT_WORK * widest**2
+    size = 4 * (held + _WEIGHTS_AT_WORK * numbers)
+    if needs.gpu:
+        return replace(needs, gpu=needs.gpu + size)
+    return replace(needs, memory=needs.memory + size)
 
 
 def check(needs: Needs, out: Path, there: int = 0) -> None:

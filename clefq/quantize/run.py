@@ -199,6 +199,8 @@ def prepare(spec: QuantizeSpec, console: Console) -> Work:
         widths = activation_widths(checkpoint.text_config)
         prompts = preflight.Prompts(calibration.longest, calibration.tokens, widths)
     needs = needs_of(method, plan, tensors, device, prompts)
+    if method == "oneshot" and recipe.rounding == "gptq":
+        needs = preflight.with_hessians(needs, *_widest_layer(plan, tensors))
     if needs.offload:
         console.note("memory does not hold the model: its weights stay on disk, which is slower.")
     return Work(
@@ -238,8 +240,7 @@ def needs_of(
         return preflight.needs_of_stream(output, stream_workers(device), device)
     layers: dict[str, int] = {}
     for name, ref in tensors.items():
-        layer = ".".join(name.split(".")[:4])
-        layers[layer] = layers.get(layer, 0) + ref.nbytes
+        layers[layer_of(name)] = layers.get(layer_of(name), 0) + ref.nbytes
     whole, largest = sum(layers.values()), max(layers.values())
     taken = 0 if prompts is None else prompts.at_work + prompts.waiting
     available = preflight.available_memory() - taken
@@ -247,6 +248,21 @@ def needs_of(
     if device != "cpu":
         needs = replace(needs, gpu=preflight.gpu_of_oneshot(largest))
     return needs if prompts is None else preflight.with_prompts(needs, prompts)
+
+
+def _widest_layer(plan: Plan, tensors: Mapping[str, TensorInfo]) -> tuple[list[int], int]:
+    """Columns of the Linears of the layer whose are widest, and the largest Linear's weights."""
+    shapes = {module: tensors[f"{module}.weight"].shape for module in plan.modules}
+    layers: dict[str, list[int]] = {}
+    for module, shape in shapes.items():
+        layers.setdefault(layer_of(module), []).append(shape[1])
+    widest = max(layers.values(), key=lambda widths: sum(width**2 for width in widths))
+    return widest, max(rows * columns for rows, columns in shapes.values())
+
+
+def layer_of(name: str) -> str:
+    """The decoder layer (or other part) that a tensor or module belongs to."""
+    return ".".join(name.split(".")[:4])
 
 
 def _recipe(spec: QuantizeSpec, checkpoint: Checkpoint) -> Recipe:

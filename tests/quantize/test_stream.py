@@ -13,6 +13,7 @@ from compressed_tensors.quantization import preset_name_to_scheme
 from safetensors.torch import load_file, save_file
 
 from clefq.clef.family import group_key
+from clefq.clef.formats import SEARCH_OBSERVER
 from clefq.clef.weight_files import open_tensors
 from clefq.console import Console
 from clefq.errors import InputError
@@ -128,8 +129,11 @@ def test_a_shard_is_whole_or_absent(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("preset", ["NVFP4A16", "FP8_DYNAMIC"])
-def test_a_gpu_gives_the_bits_of_a_cpu(tmp_path: Path, preset: str) -> None:
+@pytest.mark.parametrize(
+    ("preset", "observer"),
+    [("NVFP4A16", None), ("NVFP4A16", SEARCH_OBSERVER), ("FP8_DYNAMIC", None)],
+)
+def test_a_gpu_gives_the_bits_of_a_cpu(tmp_path: Path, preset: str, observer: str | None) -> None:
     """Ranges far apart, zero rows, ties: every byte of both outputs."""
     names = [f"model.language_model.layers.0.mlp.{leaf}" for leaf in ("gate_proj", "up_proj")]
     generator = torch.Generator().manual_seed(0)
@@ -141,7 +145,9 @@ def test_a_gpu_gives_the_bits_of_a_cpu(tmp_path: Path, preset: str) -> None:
         tensors[f"{name}.weight"] = weight.bfloat16()
     save_file(tensors, tmp_path / "model.safetensors")
     refs = open_tensors(tmp_path)
-    schemes = dict.fromkeys(names, preset_name_to_scheme(preset, ["Linear"]))
+    scheme = preset_name_to_scheme(preset, ["Linear"])
+    scheme.weights.observer = observer
+    schemes = dict.fromkeys(names, scheme)
     (unit,) = plan_units(refs, stream_outputs(schemes, refs, "BF16"))
     for device in ("cpu", "cuda"):
         with ShardFile(tmp_path / f"{device}.out", unit.tensors) as file:
