@@ -8,8 +8,8 @@ per GPU, and share the processor's cores. Peak memory is the process's highest r
 (children apart), peak GPU memory what the driver saw in use, sampled five times a second. The
 audit against the source is part of `clefq quantize`; here it runs once more, timed alone.
 `--oneshot` also makes the data-free schemes by oneshot and compares the quantized tensors bit by
-bit with those that were streamed. `nvfp4+search` is `--scheme nvfp4 --rounding search`; a rounding by
-`gptq` takes the calibration set, whatever the scheme.
+bit with those that were streamed. `nvfp4+search` is `--scheme nvfp4 --rounding search`;
+a rounding by `gptq` takes the calibration set, whatever the scheme.
 
 Needs clefq importable and llm-compressor, no more.
 """

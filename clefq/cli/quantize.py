@@ -61,7 +61,8 @@ Out = Annotated[
     typer.Option(
         "--out",
         metavar="DIR",
-        help="Output folder (default: models/SCHEME[-ROUNDING] of the run folder, else MODEL-SCHEME).",
+        help="Output folder (default: models/SCHEME of the run folder, else MODEL-SCHEME; another "
+        "rounding than nearest is added to the name).",
     ),
 ]
 

@@ -19,12 +19,14 @@ _FIX = "start from a file of recipes/ (quant_stage: quant_modifiers: …)."
 _NEAREST, _GPTQ = "QuantizationModifier", "GPTQModifier"
 # What a recipe says of its rounding, in its first lines.
 _SAID = {
-    "search": """# Group scales of NVFP4 are searched (--rounding search): the E4M3 number near amax / 6 that rounds a
-# group best. The observer is clefq's: llm-compressor knows it once `clefq.quantize.search_observer`
-# is imported.
+    "search": """\
+# Group scales of NVFP4 are searched (--rounding search): the E4M3 number near amax / 6 that rounds
+# a group best. The observer is clefq's: llm-compressor knows it once
+# `clefq.quantize.search_observer` is imported.
 #
 """,
-    "gptq": """# Rounded by GPTQ (--rounding gptq): errors are made up for in the weights not yet rounded. Group
+    "gptq": """\
+# Rounded by GPTQ (--rounding gptq): errors are made up for in the weights not yet rounded. Group
 # scales of NVFP4 are searched; that observer is clefq's: llm-compressor knows it once
 # `clefq.quantize.search_observer` is imported.
 #

@@ -69,7 +69,7 @@ def image_set(base: Path, image_file: Path) -> Path:
 def made(base: Path, source: Path, calibration_set: Path, image_set: Path) -> Make:
     """Makes each scheme by each method once per session; nvfp4-mlp calibrates on images.
 
-    `int4` is rounded to nearest, `int4-gptq` by GPTQ.
+    `int4` is rounded to nearest, `int4-gptq` by GPTQ; `SCHEME+ROUNDING` names another rounding.
     """
     results: dict[tuple[str, str], Result] = {}
     sets = {"nvfp4-mlp": image_set, "int4": None}
@@ -77,11 +77,13 @@ def made(base: Path, source: Path, calibration_set: Path, image_set: Path) -> Ma
     def make(scheme: str, method: str = "oneshot") -> Result:
         key = (scheme, method)
         if key not in results:
+            name, _, rounding = scheme.removesuffix("-gptq").partition("+")
             spec = QuantizeSpec(
                 str(source),
-                scheme.removesuffix("-gptq"),
+                name,
                 calibration=sets.get(scheme, calibration_set),
                 method=method,
+                rounding=rounding or None,
             )
             results[key] = quantize(spec, base / f"{scheme}-{method}", Console(quiet=True))
         return results[key]

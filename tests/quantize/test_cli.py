@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from clefq.cli import audit, main, repair
 from clefq.cli import quantize as quantize_command
 from clefq.console import Console
-from clefq.errors import InputError
+from clefq.errors import InputError, RecipeError
 from clefq.quantize.audit import audit_checkpoint
 from clefq.quantize.repair import repair_checkpoint
 from tests.quantize.conftest import Make
@@ -73,6 +73,25 @@ def test_quantize_prints_what_was_made(made: Make, capsys: pytest.CaptureFixture
     assert "peak memory" in text
     assert "next: clefq predict" in text
     assert json.dumps(quantize_command._json(made("mixed")))
+
+
+def test_a_rounding_is_named(
+    source: Path, tmp_path: Path, made: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the first line, in the manifest, in the output's name; a file says it itself."""
+    text = shown(quantize_command._text(made("nvfp4a16+search", "stream"), None), capsys)
+    assert "(nvfp4a16, stream, search)" in " ".join(text.split())
+    assert made("nvfp4a16", "stream").manifest.recipe["rounding"] == "nearest"
+    assert made("nvfp4a16+search", "stream").manifest.recipe["rounding"] == "search"
+    assert quantize_command._made_name("nvfp4", None, "gptq") == "nvfp4-gptq"
+    assert quantize_command._made_name("nvfp4", None, "nearest") == "nvfp4"
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("quant_stage: {quant_modifiers: {QuantizationModifier: {scheme: NVFP4A16}}}")
+    with pytest.raises(RecipeError) as caught:
+        quantize_command.command(str(source), recipe=recipe, rounding="search", quiet=True)
+    assert "weight_observer: clefq_search" in str(caught.value.fix)
+    with pytest.raises(InputError, match="this recipe uses data and needs a calibration set"):
+        quantize_command.command(str(source), "nvfp4a16", rounding="gptq", quiet=True)
 
 
 def test_errors_are_one_line_and_a_fix(

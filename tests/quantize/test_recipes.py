@@ -57,6 +57,50 @@ def test_int4_is_rounded_by_gptq_where_data_is_given(source: Path) -> None:
     assert plan(source, calibrated).data_free_reason == "GPTQModifier needs calibration data"
 
 
+def test_a_rounding_is_named_by_the_recipe(source: Path) -> None:
+    plain = bundled_recipe("nvfp4a16", 4)
+    assert plain == bundled_recipe("nvfp4a16", 4, rounding="nearest")
+    searched = bundled_recipe("nvfp4a16", 4, rounding="search")
+    carried = bundled_recipe("nvfp4", 4, rounding="gptq")
+    mixed = bundled_recipe("mixed", 4, fp8_layers=1, rounding="search")
+    assert [r.rounding for r in (plain, searched, carried, mixed)] == [
+        "nearest", "search", "gptq", "search",
+    ]  # fmt: skip
+    assert plan(source, searched).data_free_reason is None
+    assert not plan(source, searched).needs_data
+    assert plan(source, carried).needs_data
+    before, after = plan(source, plain), plan(source, searched)
+    assert before.modules.keys() == after.modules.keys()
+    assert before.formats == after.formats
+    for line in (line for line in plain.text.splitlines() if line.startswith("#")):
+        assert line in searched.text
+
+
+def test_roundings_that_a_scheme_does_not_have() -> None:
+    for scheme, rounding in (("fp8", "search"), ("int8", "gptq"), ("int4", "search")):
+        with pytest.raises(RecipeError, match=f"--rounding {rounding} is for weights of 4 bits"):
+            bundled_recipe(scheme, 4, rounding=rounding)
+    with pytest.raises(RecipeError, match="unknown rounding 'best'"):
+        bundled_recipe("nvfp4", 4, rounding="best")
+    assert bundled_recipe("int4", 4, rounding="gptq").rounding == "gptq"
+    assert bundled_recipe("int4", 4, calibrated=True, rounding="nearest").rounding == "nearest"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"weight_observer": "memoryless_minmax"}, "nearest"),
+        ({"weight_observer": "memoryless_mse"}, "memoryless_mse"),
+        ({"weight_observer": "clefq_search"}, "search"),
+    ],
+)
+def test_the_rounding_of_a_recipe_of_one_s_own(
+    tmp_path: Path, arguments: dict[str, str], name: str
+) -> None:
+    path = write(tmp_path / "mine.yaml", targets=["Linear"], scheme="NVFP4A16", **arguments)
+    assert custom_recipe(path).rounding == name
+
+
 def test_a_group_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     narrow = build_release(tmp_path / "narrow", Shape(hidden=192))
     with pytest.raises(RecipeError, match="columns=192, group_size=128"):

@@ -25,7 +25,7 @@ from tests.quantize.conftest import Make
 from tests.quantize.models import reshard
 
 
-@pytest.mark.parametrize("scheme", ["fp8", "int8", "nvfp4a16", "int4"])
+@pytest.mark.parametrize("scheme", ["fp8", "int8", "nvfp4a16", "nvfp4a16+search", "int4"])
 def test_streaming_gives_the_bits_of_oneshot(made: Make, scheme: str) -> None:
     ours, theirs = made(scheme, "stream").folder, made(scheme, "oneshot").folder
     a, b = load_file(ours / "model.safetensors"), load_file(theirs / "model.safetensors")

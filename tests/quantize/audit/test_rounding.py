@@ -1,4 +1,4 @@
-"""FP8 as others round it: each is told from damage, and one flipped bit in it is still seen."""
+"""Roundings beside the plain one: told from damage, and one flipped bit in each is still seen."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from compressed_tensors.quantization.lifecycle.forward import quantize
 from compressed_tensors.quantization.utils import calculate_qparams
 from safetensors.torch import load_file
 
+from clefq.console import Console
 from clefq.quantize import kernels
 from clefq.quantize.audit import audit_checkpoint
 from clefq.quantize.audit.report import AuditReport
 from clefq.quantize.audit.tallies import weight_args
+from clefq.quantize.repair import repair_checkpoint
 from tests.quantize.conftest import Make
 from tests.quantize.editing import LAYER, Tensors, edit, edit_config
 
@@ -168,6 +170,28 @@ def test_round_to_nearest_in_f32_arithmetic(made: Make, source: Path, tmp_path: 
     report = audit_checkpoint(folder, source)
     assert_round_to_nearest(report)
     assert report.word == "sound"
+
+
+@pytest.mark.parametrize("suffix", ["weight_packed", "weight_scale"])
+def test_searched_scales_are_recomputed(
+    made: Make, source: Path, tmp_path: Path, suffix: str
+) -> None:
+    """Proven code by code, so that one flipped bit is seen, and made anew by a repair."""
+    whole = made("nvfp4a16+search", "stream").folder
+    report = audit_checkpoint(whole, source)
+    assert (report.word, report.facts["other_rounding"], report.notes) == ("sound", [], [])
+    assert all(one.exact and one.arithmetic.searched for one in report.recomputed.values())
+    assert audit_checkpoint(whole).word == "consistent"
+    folder = shutil.copytree(whole, tmp_path / "flipped")
+    (folder / "clefq.json").unlink()
+    edit(folder, lambda t: t[f"{UP}.{suffix}"].view(torch.uint8)[5, 3].bitwise_xor_(1))
+    (breach,) = audit_checkpoint(folder, source).breaches
+    assert (breach.check, breach.subject) == ("quantized", UP)
+    assert breach.message.startswith("1 of ")
+    mended = repair_checkpoint(folder, source, tmp_path / "mended", Console(quiet=True))
+    assert mended.remade == [UP]
+    ours, theirs = (load_file(f / "model.safetensors") for f in (tmp_path / "mended", whole))
+    assert all(ours[n].view(torch.uint8).equal(t.view(torch.uint8)) for n, t in theirs.items())
 
 
 def test_another_rounding_at_a_wrong_scale_is_seen(
