@@ -17,7 +17,7 @@ from clefq.quantize.scale_search import FP8, searched_scales
 
 
 @Observer.register(SEARCH_OBSERVER)
-class SearchObserver(MemorylessMinMaxObserver):  # type: ignore[misc]
+class SearchObserver(MemorylessMinMaxObserver):
     """Searches NVFP4 group scales; those of other formats come from the largest weight.
 
     The global scale does too, over every member of a fused group, as without a search.
@@ -34,10 +34,11 @@ class SearchObserver(MemorylessMinMaxObserver):  # type: ignore[misc]
         super().update_statistics_from_observed(observed)
         self._seen = observed.detach()
 
-    def get_qparams(self) -> dict[str, torch.Tensor | None]:
+    # the library decorates it with a bare `torch.no_grad`, which types as no function
+    def get_qparams(self) -> dict[str, torch.Tensor | None]:  # type: ignore[override]
         """Scales, zero points and global scale, by llm-compressor's names."""
         seen, self._seen = self._seen, None
-        found: dict[str, torch.Tensor | None] = super().get_qparams()
+        found: dict[str, torch.Tensor | None] = super().get_qparams()  # type: ignore[call-arg]
         scale, divisor = found["scale"], found["global_scale"]
         if divisor is None or seen is None or scale is None or seen.shape[-1] != NVFP4_GROUP:
             return found
