@@ -12,7 +12,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from clefq.clef.records import parse_record
 from clefq.store.predictions import Predictions, PredictionsMeta, write_predictions
+from clefq.store.sets import SetDraft, write_set
 
 SET_SHA = "a" * 64
 OTHER_SHA = "b" * 64
@@ -43,10 +45,12 @@ class World:
     Attributes:
         frame: Columns of a predictions file without `logprobs` and `error`.
         logits: One array per question.
+        sha256: Hash of the set that holds them.
     """
 
     frame: pd.DataFrame
     logits: list[np.ndarray]
+    sha256: str = SET_SHA
 
 
 def make_world(records: int = 400, seed: int = 1, cohorts: int = 3) -> World:
@@ -58,7 +62,7 @@ def make_world(records: int = 400, seed: int = 1, cohorts: int = 3) -> World:
         for number in range(int(rng.integers(1, 4))):
             kind = str(rng.choice(TYPES))
             size = int(rng.choice(OPTION_COUNTS[kind]))
-            options = ["true", "false"] if kind == "noul" else [str(k) for k in range(size)]
+            options = ["true", "false"] if kind == "noul" else sorted(map(str, range(size)))
             gold = int(rng.integers(size))
             values = rng.normal(size=size)
             values[gold] += 4.0
@@ -76,6 +80,35 @@ def make_world(records: int = 400, seed: int = 1, cohorts: int = 3) -> World:
             )
             logits.append(values)
     return World(pd.DataFrame(rows), logits)
+
+
+def with_set(world: World, folder: Path, name: str = "synthetic") -> World:
+    """Writes the set folder that holds the questions, and returns the world that names it."""
+    draft = SetDraft("eval", name, {"made": "here"}, ())
+    records = [
+        parse_record(_record(str(name), rows), str(name))
+        for name, rows in world.frame.groupby("record_id", sort=False)
+    ]
+    return replace(world, sha256=write_set(folder, records, {}, draft).sha256())
+
+
+def _record(name: str, rows: pd.DataFrame) -> dict[str, object]:
+    def question(row: pd.Series) -> dict[str, object]:
+        asked: dict[str, object] = {"type": row.question_type, "instructions": "Which?"}
+        if row.question_type == "choice":
+            asked["criteria"] = dict.fromkeys(row.option_ids)
+        elif row.question_type == "score":
+            asked["criteria"] = [f"level {level}" for level in row.option_ids]
+        return asked
+
+    every = [row for _, row in rows.iterrows()]
+    return {
+        "id": name,
+        "cohort": every[0].cohort,
+        "state": f"what {name} is about",
+        "questions": {row.question_id: question(row) for row in every},
+        "gold": {row.question_id: row.gold for row in every},
+    }
 
 
 def meta(variant: str, **changes: object) -> PredictionsMeta:
@@ -124,7 +157,7 @@ def predictions(
     frame = world.frame.copy()
     frame["logprobs"] = pd.Series(logprobs, dtype=object)
     frame["error"] = pd.Series(errors, dtype=object)
-    return Predictions(meta(variant, **changes), frame)
+    return Predictions(meta(variant, **{"eval_set_sha256": world.sha256, **changes}), frame)
 
 
 def write(path: Path, found: Predictions) -> Path:

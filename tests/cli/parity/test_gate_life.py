@@ -4,17 +4,14 @@ import json
 import os
 import shutil
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from clefq.clef.records import parse_record
 from clefq.parity.gates.files import load_gates
 from clefq.parity.rejudge import rejudge
-from clefq.store.sets import SetDraft, write_set
 from tests.cli.parity.conftest import Clefq
-from tests.parity.synthetic import Dial, World, meta, predictions, write
+from tests.parity.synthetic import OTHER_SHA, Dial, World, meta, predictions, write
 
 EARLY, LATE = "2026-01-01T00:00:00+00:00", "2026-02-01T00:00:00+00:00"
 PREDICTED = "2026-01-15T00:00:00+00:00"
@@ -39,18 +36,9 @@ def commit(folder: Path, date: str) -> None:
 
 @pytest.fixture
 def bound_run(run_folder: Path, world: World) -> Path:
-    """The run folder with a real set, predictions on it, and an empty git repository."""
-    record = {
-        "id": "r1",
-        "cohort": "c",
-        "state": "s",
-        "questions": {"q": {"type": "noul", "instructions": "?"}},
-    }
-    draft = SetDraft("eval", "synthetic", {"made": "here"}, ())
-    found = write_set(run_folder / "sets" / "synthetic", [parse_record(record, "here")], {}, draft)
-    sha = found.sha256()
+    """The run folder with predictions of a known time, and an empty git repository."""
     for name, dial in (("bf16", Dial()), ("fp8", Dial(noise=0.02))):
-        made = predictions(world, name, dial, eval_set_sha256=sha, created_at=PREDICTED)
+        made = predictions(world, name, dial, created_at=PREDICTED)
         write(run_folder / "predictions" / "synthetic" / f"{name}.parquet", made)
     git(run_folder, "init", "-q", "-b", "main")
     (run_folder / "gates").mkdir()
@@ -136,11 +124,8 @@ def test_gates_bound_to_other_inputs_are_invalid(
 ) -> None:
     assert freeze(clefq) == 0
     folder = bound_run / "predictions" / "synthetic"
-    found = predictions(world, "bf16", created_at=PREDICTED)
-    sha = load_gates("gates/g.yaml").gates.eval_set
-    assert sha is not None
-    other = replace(found.meta, eval_set_sha256=sha.sha256, model_sha256="d" * 64)
-    write(folder / "bf16.parquet", replace(found, meta=other))
+    found = predictions(world, "bf16", created_at=PREDICTED, model_sha256="d" * 64)
+    write(folder / "bf16.parquet", found)
     assert clefq("parity", "--baseline", "bf16", "--gates", "gates/g.yaml") == 4
     assert "model_sha256" in judged(bound_run)["verdict"]["reasons"][0]
 
@@ -177,7 +162,8 @@ def test_superseding_gates_show_both_verdicts(clefq: Clefq, bound_run: Path) -> 
 def test_freezing_refuses_a_baseline_of_another_set(
     clefq: Clefq, bound_run: Path, world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = write(bound_run / "other.parquet", predictions(world, "bf16"))
+    found = predictions(world, "bf16", eval_set_sha256=OTHER_SHA)
+    other = write(bound_run / "other.parquet", found)
     code = clefq(
         "gate", "release", "--freeze", "--set", "synthetic", "--baseline", other, "--out", "x.yaml"
     )
@@ -209,6 +195,6 @@ def test_predictions_of_an_older_state_of_the_set_are_refused(
     clefq: Clefq, bound_run: Path, world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stale = bound_run / "predictions" / "synthetic" / "fp8.parquet"
-    write(stale, predictions(world, "fp8"))
+    write(stale, predictions(world, "fp8", eval_set_sha256=OTHER_SHA))
     assert clefq("parity", "--baseline", "bf16") == 2
     assert "made on another set" in capsys.readouterr().err

@@ -46,12 +46,7 @@ def test_bundled_gates_from_assumptions_fit_80_columns(
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_from_a_report(
-    clefq: Clefq, small: World, run_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = run_folder / "predictions" / "synthetic"
-    write(folder / "bf16.parquet", predictions(small, "bf16"))
-    write(folder / "fp8.parquet", predictions(small, "fp8", Dial(noise=0.15)))
+def test_from_a_report(clefq: Clefq, small_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert clefq("parity", "--baseline", "bf16", "--quiet") == 3
     capsys.readouterr()
     assert clefq("plan", "report", "--json") == 0
