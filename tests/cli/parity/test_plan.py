@@ -9,7 +9,7 @@ from clefq.parity.gates.files import load_gates
 from clefq.parity.plan_gates import PlanRow, plan_from_report, smallest_set
 from tests.cli.parity.conftest import Clefq
 from tests.parity.report.cases import judged
-from tests.parity.synthetic import Dial, World, make_world, predictions, write
+from tests.parity.synthetic import Dial, make_world, predictions
 
 
 def rows(capsys: pytest.CaptureFixture[str]) -> list[dict]:
@@ -113,11 +113,8 @@ def test_the_smallest_set_takes_all_gates_to_pass_and_one_to_fail() -> None:
 
 
 def test_assumptions_leave_the_other_gates_to_the_report(
-    clefq: Clefq, small: World, run_folder: Path, capsys: pytest.CaptureFixture[str]
+    clefq: Clefq, small_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = run_folder / "predictions" / "synthetic"
-    write(folder / "bf16.parquet", predictions(small, "bf16"))
-    write(folder / "fp8.parquet", predictions(small, "fp8", Dial(noise=0.15)))
     assert clefq("parity", "--baseline", "bf16", "--quiet") == 3
     capsys.readouterr()
     rows = plan_of(clefq, capsys, "report", "--questions", "5000")["rows"]
