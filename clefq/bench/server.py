@@ -17,8 +17,9 @@ from clefq.bench.replies import Judge, read_expected
 from clefq.bench.source import Loaded, RecordSource, opened
 from clefq.bench.wire import Address
 from clefq.console import Console
+from clefq.engines.http_apis import request_body
 from clefq.engines.http_client import PATH, error_text
-from clefq.engines.http_engine import API_KEY, request_body
+from clefq.engines.http_engine import API_KEY
 from clefq.errors import ClefqError, InputError
 
 _CONNECT = 10.0

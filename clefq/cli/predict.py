@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from clefq.engines.base import EngineName, EngineSpec
+    from clefq.engines.http_engine import HttpOptions
     from clefq.engines.predict import PredictJob, PredictSummary
     from clefq.names.run import RunFolder
 
@@ -38,8 +39,16 @@ def command(
     ] = "transformers",
     url: Annotated[
         str | None,
-        typer.Option("--url", metavar="URL", help="SystemOne server (with --engine http)."),
+        typer.Option("--url", metavar="URL", help="Server to ask (with --engine http)."),
     ] = None,
+    api: Annotated[
+        str,
+        typer.Option(
+            "--api",
+            metavar="NAME",
+            help="Its API: systemone, typesafe, workers-ai, vllm, sglang or decisions; auto asks.",
+        ),
+    ] = "auto",
     out: Annotated[
         Path | None,
         typer.Option(
@@ -100,6 +109,25 @@ def command(
         int | None,
         typer.Option("--concurrency", metavar="N", help="Requests in flight (with --engine http)."),
     ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option("--rate", metavar="R", help="Most requests a second (with --engine http)."),
+    ] = None,
+    budget: Annotated[
+        int | None,
+        typer.Option(
+            "--budget", metavar="N", help="Most requests in all, retries too (with --engine http)."
+        ),
+    ] = None,
+    count_with: Annotated[
+        str | None,
+        typer.Option(
+            "--count-with",
+            metavar="MODEL",
+            help="Count prompts with this model's tokenizer, to find those that the server cut "
+            "(with --engine http; default: the run folder's bf16).",
+        ),
+    ] = None,
     shard: Annotated[
         str | None,
         typer.Option("--shard", metavar="I/N", help="One of N parts, for `clefq merge` (vllm)."),
@@ -140,7 +168,8 @@ def command(
     )
     choice = _Choice(model, variant, eval_set, parse_engine(engine), url, out, again, shard)
     folder = find_run(run)
-    job = _job(choice, spec, folder)
+    http = _http_options(choice, (api, rate, budget, count_with), folder)
+    job = replace(_job(choice, spec, folder), http=http)
     summary = predict_set(job, console)
     _check_answers(summary)
     console.result(_json(summary), _text(summary, job, folder))
@@ -160,6 +189,32 @@ class _Choice:
     shard: str | None
 
 
+def _http_options(
+    choice: _Choice,
+    given: tuple[str, float | None, int | None, str | None],
+    run: RunFolder | None,
+) -> HttpOptions:
+    from clefq.engines.http_engine import HttpOptions
+    from clefq.errors import InputError
+    from clefq.names.models import find_model
+    from clefq.names.run import BASELINE
+
+    api, rate, budget, count_with = given
+    if choice.engine != "http":
+        if given != ("auto", None, None, None):
+            raise InputError(
+                "--api, --rate, --budget and --count-with go with --engine http.",
+                fix="leave them out, or add --engine http --url URL.",
+            )
+        return HttpOptions()
+    if choice.url is None and api != "workers-ai":
+        raise InputError("--engine http and --url belong together.", fix="give both, or neither.")
+    if count_with is None and run is not None and run.model(BASELINE).is_dir():
+        count_with = BASELINE
+    folder = None if count_with is None else find_model(count_with, run).folder
+    return HttpOptions(api, rate, budget, folder)
+
+
 def _job(choice: _Choice, spec: EngineSpec, run: RunFolder | None) -> PredictJob:
     from clefq.engines.predict import PredictJob
     from clefq.engines.shards import parse_shard
@@ -168,7 +223,7 @@ def _job(choice: _Choice, spec: EngineSpec, run: RunFolder | None) -> PredictJob
     from clefq.names.run import find_set
     from clefq.store.sets import open_set
 
-    if (choice.engine == "http") != (choice.url is not None):
+    if choice.engine != "http" and choice.url is not None:
         raise InputError("--engine http and --url belong together.", fix="give both, or neither.")
     shard = None if choice.shard is None else parse_shard(choice.shard)
     if shard is not None and choice.engine != "vllm":

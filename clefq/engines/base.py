@@ -45,6 +45,7 @@ class EngineInfo:
         probability_quantum: Rounding step of the probabilities, or None for exact ones.
         model_sha256: Of the checkpoint, where its files are a server's and it says so.
         scheme: Of the checkpoint, likewise.
+        api: In whose words a server was asked, a key of `clefq.engines.http_apis.APIS`.
     """
 
     engine: EngineName
@@ -56,6 +57,7 @@ class EngineInfo:
     probability_quantum: float | None = None
     model_sha256: str | None = None
     scheme: str | None = None
+    api: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ import numpy as np
 
 from clefq import __version__
 from clefq.engines.base import Engine, EngineInfo, EngineName, EngineSpec, RecordResult
+from clefq.engines.http_apis import APIS
+from clefq.engines.http_engine import HttpEngine, HttpOptions
 from clefq.engines.journal import Journal, check_free
 from clefq.engines.known import Known, how_of, is_finished, known_answers
 from clefq.engines.select import open_engine, runs_here
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
     from clefq.clef.records import Record
     from clefq.console import Console
+    from clefq.engines.http_prompts import Checked
     from clefq.store.sets import SetFolder
 
 
@@ -54,6 +57,7 @@ class PredictJob:
         url: Base URL of a SystemOne server (http only).
         again: Ask every question, whatever is finished or known from another set.
         shard: Part of the set to run, `I/N`, or None for all (vllm only).
+        http: How to ask a server (http only).
     """
 
     model: ModelRef
@@ -64,6 +68,7 @@ class PredictJob:
     url: str | None = None
     again: bool = False
     shard: str | None = None
+    http: HttpOptions = field(default_factory=HttpOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,9 +199,7 @@ def _part(
 
 def _open(job: PredictJob, console: Console) -> Engine:
     if job.engine == "http":
-        from clefq.engines.http_engine import HttpEngine
-
-        http = HttpEngine(job.url or "", job.model.model_id, job.spec)
+        http = HttpEngine(job.url or "", job.model.model_id, job.spec, job.http)
         for warning in http.warnings:
             console.note(f"warning: {warning}")
         return http
@@ -224,14 +227,18 @@ def _predict(
         # answers of an interrupted run, and those of an older set, are as old as they are: gates
         # frozen since came after them
         meta = replace(meta, created_at=min(journal.started, started))
+        if isinstance(engine, HttpEngine):
+            _announce(engine, job, [r for r in records if r.id not in journal.results], console)
         effort = _run(engine, records, folder.path, journal, console)
         results = [journal.results[record.id] for record in records]
         if job.engine == "http":
             from clefq.engines.http_answers import settle
 
-            # A server's rounding is known only once all answers are in.
+            # A server's rounding, and where it cuts, are known only once all answers are in.
             results, quantum = settle(results)
-            meta = replace(meta, probability_quantum=quantum)
+            cuts_at = APIS[meta.api].limits.cuts_at if meta.api in APIS else None
+            results, checked = _mark_cut(job, records, results, cuts_at, console)
+            meta = replace(meta, probability_quantum=quantum, prompts=checked)
         rows = _all_rows(records, results)
         write_predictions(job.out, _frame(rows), meta, {**how, "reused": list(known.sources)})
         journal.remove()
@@ -247,6 +254,42 @@ def _take_over(known: Known, journal: Journal, console: Console) -> None:
             f"{source['records']} unchanged records keep their answers on {source['eval_set']}, "
             f"of {source['created_at']} (--again asks all anew)"
         )
+
+
+def _announce(
+    engine: HttpEngine, job: PredictJob, todo: Sequence[Record], console: Console
+) -> None:
+    """What a run will ask for, before it does."""
+    refused = engine.refused(todo, job.set_path)
+    text = f"{len(todo) - refused:,} requests to {engine.address} ({engine.api.name})"
+    if refused:
+        text += f"; {refused:,} records are beyond what it takes and are not asked"
+    text += "; failed ones are repeated up to 5 times" if todo else ""
+    if job.http.budget is not None:
+        text += f", {job.http.budget:,} requests in all at most"
+    console.note(text)
+
+
+def _mark_cut(
+    job: PredictJob,
+    records: Sequence[Record],
+    results: Sequence[RecordResult],
+    cuts_at: int | None,
+    console: Console,
+) -> tuple[list[RecordResult], Checked]:
+    """The results with what a server cut without a word."""
+    from clefq.engines.http_prompts import count_prompts, mark_cut
+
+    folder = job.http.count_with
+    counted = None if folder is None else count_prompts(records, folder)
+    marked, checked = mark_cut(records, results, counted, cuts_at)
+    cut = sum(result.truncated_tokens > 0 for result in marked)
+    if cut:
+        console.note(
+            f"warning: the server read only the beginning of {cut:,} of {len(records):,} states "
+            f"({checked}); their rows say so, and a gate file can make them invalid"
+        )
+    return marked, checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,13 +382,16 @@ def provenance(
         max_length=spec.max_length,
         truncate_state=spec.truncate_state,
         probability_quantum=info.probability_quantum,
+        api=info.api,
     )
 
 
 def _how(job: PredictJob) -> dict[str, Any]:
     """What decides the results beside the metadata; `model_sha256` covers all but the images."""
     if job.engine == "http":
-        return {"spec": asdict(job.spec), "images": {}, "url": job.url, "shard": None}
+        # neither how many at once nor how fast changes an answer
+        spec = asdict(replace(job.spec, concurrency=None))
+        return {"spec": spec, "images": {}, "url": job.url, "shard": None}
     shard = None if job.shard is None else asdict(parse_shard(job.shard))
     return {**how_of(job.model.folder, job.spec), "shard": shard}
 

@@ -13,6 +13,7 @@ from typing import Any
 from clefq.child import answer_parent, run_child
 from clefq.console import Console
 from clefq.engines.base import EngineSpec
+from clefq.engines.http_engine import HttpOptions
 from clefq.engines.predict import PredictJob, PredictSummary, predict_set
 from clefq.engines.select import python_for
 from clefq.names.models import ModelRef
@@ -21,6 +22,8 @@ from clefq.names.models import ModelRef
 def job_to_json(job: PredictJob) -> dict[str, Any]:
     """A job as JSON, paths as strings."""
     value = asdict(job)
+    counting = value["http"]["count_with"]
+    value["http"]["count_with"] = None if counting is None else str(Path(counting).absolute())
     for key in ("set_path", "out"):
         value[key] = str(Path(value[key]).absolute())
     value["model"]["folder"] = str(Path(value["model"]["folder"]).absolute())
@@ -29,7 +32,8 @@ def job_to_json(job: PredictJob) -> dict[str, Any]:
 
 def job_from_json(value: dict[str, Any]) -> PredictJob:
     """The job that `job_to_json` wrote."""
-    model = value["model"]
+    model, http = value["model"], value["http"]
+    counting = http["count_with"]
     return PredictJob(
         model=ModelRef(**{**model, "folder": Path(model["folder"])}),
         set_path=Path(value["set_path"]),
@@ -39,6 +43,7 @@ def job_from_json(value: dict[str, Any]) -> PredictJob:
         url=value["url"],
         again=value["again"],
         shard=value["shard"],
+        http=HttpOptions(**{**http, "count_with": None if counting is None else Path(counting)}),
     )
 
 

@@ -94,6 +94,10 @@ class PredictionsMeta(Stored):
         schema_version: Version of this format.
         answers: `probabilities`, or `labels` where only the chosen options are known; these then
             have the log-probability 0 and all others minus infinity.
+        api: In whose words a server was asked, None for other engines.
+        prompts: How it was looked for prompts that a server cut without a word, which are then
+            rows with `truncated_tokens`: `counted` with a tokenizer, `estimated` from the
+            server's own counts, or None.
     """
 
     eval_set: Annotated[str, Rule(can_name_folder, "cannot be a folder's name")]
@@ -119,6 +123,8 @@ class PredictionsMeta(Stored):
     )
     schema_version: Annotated[int, expected(SCHEMA_VERSION)] = SCHEMA_VERSION
     answers: Literal["probabilities", "labels"] = "probabilities"
+    api: str | None = None
+    prompts: Literal["counted", "estimated"] | None = None
 
     @property
     def labels(self) -> bool:

@@ -11,6 +11,7 @@ import pytest
 from clefq.console import Console
 from clefq.engines import select
 from clefq.engines.base import EngineSpec
+from clefq.engines.http_engine import HttpOptions
 from clefq.engines.predict import PredictJob, PredictSummary, predict_set
 from clefq.engines.worker import job_from_json, job_to_json, run_elsewhere
 from clefq.errors import ClefqError, ExitCode, InputError, MissingDependencyError
@@ -83,7 +84,8 @@ def make_job(tmp_path: Path, model: Path, set_path: Path) -> PredictJob:
 
 def test_a_job_survives_the_way_to_another_interpreter(tmp_path: Path) -> None:
     job = make_job(tmp_path, tmp_path / "model", tmp_path / "set")
-    job = replace(job, url="http://x", again=True, shard="1/3")
+    http = HttpOptions("vllm", 2.0, 9, tmp_path / "model")
+    job = replace(job, url="http://x", again=True, shard="1/3", http=http)
     plain = PredictJob(job.model, job.set_path, job.out, job.engine)
     for field in fields(PredictJob):  # a field left at its default would not show that it is lost
         if field.name not in ("model", "set_path", "out", "engine"):

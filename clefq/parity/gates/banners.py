@@ -23,15 +23,17 @@ def banners_of(evidence: Evidence) -> list[str]:
     found = []
     coverage = evidence.coverage
     if coverage.truncated:
-        found.append(
-            f"states were cut: {coverage.truncated:,} of {coverage.expected:,} questions were "
-            "answered without the end of their state"
-        )
+        found.append(cut_text(coverage))
     if coverage.other_prompt:
         found.append(prompts_text(coverage))
     found += _model_banners(evidence.baseline, evidence.candidate)
     found += _evidence_banners(coverage)
     for role, meta in (("baseline", evidence.baseline), ("candidate", evidence.candidate)):
+        if meta.api == "decisions":
+            found.append(
+                f"another prompt ({role}): /v1/decisions numbers the questions, quotes the options "
+                "and asks true/false questions as a choice, which is not what Clef was trained on"
+            )
         if meta.kernels == "simulated":
             found.append(
                 f"kernels: simulated ({role}): these answers emulate {meta.arithmetic} arithmetic "
@@ -110,6 +112,14 @@ def unsaid(meta: PredictionsMeta) -> bool:
 
 def _cut(meta: PredictionsMeta) -> str:
     return " and states cut" if meta.truncate_state else ""
+
+
+def cut_text(coverage: Coverage) -> str:
+    """How many questions were answered from a shortened state."""
+    return (
+        f"states were cut: {coverage.truncated:,} of {coverage.expected:,} questions were "
+        "answered without the end of their state"
+    )
 
 
 def prompts_text(coverage: Coverage) -> str:

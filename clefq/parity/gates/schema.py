@@ -232,6 +232,8 @@ class GateFile(Stored):
             held, no required gate passes.
         baseline_floor: `none`, `chance` or `majority`: unless the baseline is shown to be more
             accurate than that, no required gate passes.
+        cut_states: `any`, or `invalid`: where a question was answered from a shortened state, on
+            either side, the comparison is invalid.
         schema: Version of this form.
     """
 
@@ -249,6 +251,7 @@ class GateFile(Stored):
     alarm_confidence: Confidence = 0.95
     set_check: Literal["any", "required"] = "any"
     baseline_floor: Literal["none", "chance", "majority"] = "none"
+    cut_states: Literal["any", "invalid"] = "any"
     schema: Annotated[str, expected(SCHEMA)] = SCHEMA
 
     @property

@@ -12,7 +12,14 @@ from typing import Any
 
 from clefq.clef.formats import MEANT_ARITHMETIC, SCHEMES
 from clefq.errors import ExitCode
-from clefq.parity.gates.banners import COPIED, banners_of, copied, prompts_text, unsaid
+from clefq.parity.gates.banners import (
+    COPIED,
+    banners_of,
+    copied,
+    cut_text,
+    prompts_text,
+    unsaid,
+)
 from clefq.parity.gates.formatting import figure
 from clefq.parity.gates.judging import (
     FAIL,
@@ -240,6 +247,8 @@ def draw_verdict(evidence: Evidence) -> tuple[Verdict, tuple[GateResult, ...]]:
         return _uncovered(evidence, banners), results
     if not evidence.coverage.same_prompts and _count_alike(evidence):
         return _other_prompts(evidence, banners), results
+    if evidence.coverage.truncated and evidence.gates.cut_states == INVALID:
+        return _cut(evidence, banners), results
     required = [result for result in results if result.required]
     failed = [result for result in required if result.status == FAIL]
     if failed:
@@ -289,6 +298,13 @@ def _other_prompts(evidence: Evidence, banners: tuple[str, ...]) -> Verdict:
     sentence = f"Nothing can be said about {name}: the two models were not asked the same."
     step = "Predict both with the same limits, on the same set with all its images."
     return Verdict(INVALID, sentence, (prompts_text(evidence.coverage),), step, None, banners)
+
+
+def _cut(evidence: Evidence, banners: tuple[str, ...]) -> Verdict:
+    name = evidence.candidate.variant
+    sentence = f"Nothing can be said about {name}: states were cut, which the gates do not allow."
+    step = "Predict where the whole state is read, or judge on a set of shorter states."
+    return Verdict(INVALID, sentence, (cut_text(evidence.coverage),), step, None, banners)
 
 
 def _failed(

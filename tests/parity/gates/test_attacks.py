@@ -220,3 +220,14 @@ def test_limits_that_cannot_fail_are_refused(gate: str) -> None:
         text = f"{head}policies: [{policy % (threshold, cost)}]\ngates: [{good}]\n"
         with pytest.raises(GateFileError):
             parse_gates(text.encode(), "t.yaml")
+
+
+@pytest.mark.parametrize(("rule", "word"), [("any", "pass"), ("invalid", "invalid")])
+def test_cut_states_make_a_comparison_invalid_where_the_gates_say_so(
+    pair: tuple[Predictions, Predictions], rule: str, word: str
+) -> None:
+    one, other = (changed(side, "truncated_tokens", 900) for side in pair)
+    text = GATES.format(check="any", floor="none") + f"cut_states: {rule}\n"
+    report = judge((one, other), loaded(text))
+    assert report.verdict.word == word
+    assert any(banner.startswith("states were cut: 3 of") for banner in report.verdict.banners)
