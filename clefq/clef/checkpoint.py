@@ -7,10 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clefq.clef import modelopt
 from clefq.clef.config_match import quantization_of
-from clefq.clef.family import FAMILY, TEXT, missing_modules
+from clefq.clef.family import (
+    FAMILY,
+    TEXT,
+    expected_tensors,
+    linear_modules,
+    missing_modules,
+    text_prefix,
+)
 from clefq.clef.formats import scheme_from_config
 from clefq.clef.head_config import HEAD_CONFIG_FILE, HEAD_FILE, HeadConfig, head_folder
+from clefq.clef.modelopt import ModelOpt
 from clefq.clef.tensor_files import (
     FLOAT_DTYPES,
     TensorInfo,
@@ -45,6 +54,8 @@ class Checkpoint:
         tensors: Backbone tensor name to where it lies.
         quantization_config: From `config.json`; None for an unquantized checkpoint.
         manifest: `clefq.json`, or None when clefq did not make the checkpoint.
+        modelopt: What ModelOpt says of it, where that made it; tensors and `quantization_config`
+            are in compressed-tensors' terms then, if they can be.
     """
 
     folder: Path
@@ -55,6 +66,7 @@ class Checkpoint:
     tensors: Mapping[str, TensorInfo]
     quantization_config: Mapping[str, Any] | None
     manifest: Mapping[str, Any] | None
+    modelopt: ModelOpt | None = None
 
     @property
     def text_config(self) -> Mapping[str, Any]:
@@ -89,6 +101,12 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     head_config = HeadConfig.from_folder(folder)
     check_head_file(head_file, head_config)
     found = _read_weights(folder)
+    tensors, quantization = found.refs, _quantization_config(config, folder)
+    theirs = modelopt.find(folder, config)
+    if theirs is not None and not theirs.unread:
+        linears = linear_modules(expected_tensors(config, text_prefix(tensors)) or {})
+        translated = modelopt.translate(theirs, tensors, linears)
+        tensors, quantization = translated.tensors, translated.config
     manifest = None
     if (folder / MANIFEST_FILE).is_file():
         manifest = _read_object(folder / MANIFEST_FILE)
@@ -98,9 +116,10 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         head_file=head_file,
         head_config=head_config,
         weight_files=found.files,
-        tensors=found.refs,
-        quantization_config=_quantization_config(config, folder),
+        tensors=tensors,
+        quantization_config=quantization,
         manifest=manifest,
+        modelopt=theirs,
     )
     _check_modules(checkpoint)
     _check_sizes(checkpoint)

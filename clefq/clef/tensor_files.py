@@ -99,6 +99,30 @@ class TensorInfo:
                 yield at, piece
 
 
+@dataclass(frozen=True, slots=True)
+class HeldTensor(TensorInfo):
+    """A number that is not in the file but follows from one that is.
+
+    Attributes:
+        data: Its bytes.
+        factor: The stored number that it is the reciprocal of.
+        exact: Whether its own reciprocal, in F32, is that number again.
+    """
+
+    data: bytes = b""
+    factor: float = 1.0
+    exact: bool = True
+
+    def slice(self, offset: int, count: int) -> bytearray:
+        """See `TensorInfo.slice`."""
+        return bytearray(self.data[offset : offset + count])
+
+    def pieces(self, size: int) -> Iterator[tuple[int, bytearray]]:
+        """See `TensorInfo.pieces`."""
+        for at in range(0, self.nbytes, size):
+            yield at, bytearray(self.data[at : at + size])
+
+
 def same_bytes(ours: TensorInfo, theirs: TensorInfo) -> bool:
     """Whether two tensors have the same dtype, shape and bytes."""
     if (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):

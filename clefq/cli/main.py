@@ -49,6 +49,7 @@ COMMANDS: dict[str, str] = {
     "sensitivity": "sensitivity",
     "audit": "audit",
     "repair": "repair",
+    "convert": "convert",
     "diff": "diff",
     "card": "card",
     "bundle": "bundle",
@@ -61,7 +62,7 @@ COMMANDS: dict[str, str] = {
 PANELS: dict[str, tuple[str, ...]] = {
     "Start here": ("demo", "init", "doctor"),
     "The loop": ("build", "quantize", "predict", "parity", "gate"),
-    "Checkpoints": ("audit", "repair", "diff", "sensitivity"),
+    "Checkpoints": ("audit", "repair", "convert", "diff", "sensitivity"),
     "Evidence": (
         *("check", "ci", "plan", "threshold"),
         *("merge", "import", "export", "card", "bundle"),

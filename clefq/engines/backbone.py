@@ -26,12 +26,20 @@ from clefq.errors import CheckpointError
 
 if TYPE_CHECKING:
     from clefq.clef.checkpoint import Checkpoint
+    from clefq.clef.tensor_files import TensorInfo
 
 # Decoded FP32 weights are kept between passes up to this size; beyond it they are decoded anew.
 KEEP_DECODED_BYTES = 2 << 30
 # transformers checks a config nowhere in one place: a value of the wrong type surfaces as any of
 # these, wherever it is first used.
 _CONFIG_FAULTS = (AttributeError, KeyError, RuntimeError, TypeError, ValueError)
+_DTYPES = {
+    "U8": torch.uint8,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+}
 _QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 
 
@@ -122,7 +130,9 @@ def load_backbone(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.devi
     """
     layers = find_layers(checkpoint)
     with _TensorFiles(checkpoint, device) as read:
-        scales, warnings = served_scales(layers, read)
+        # ModelOpt's loader takes the largest factor, which is the smallest divisor
+        smallest = checkpoint.modelopt is not None
+        scales, warnings = served_scales(layers, read, min if smallest else max)
         model = _skeleton(checkpoint, dtype)
         memo = InputMemo()
         keep = _decoded_bytes(checkpoint, layers) <= KEEP_DECODED_BYTES
@@ -135,7 +145,8 @@ def load_backbone(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.devi
     model.to(device)
     if warnings:
         warnings.append(
-            "served with the largest divisor, as vLLM does; `clefq repair` mends the checkpoint"
+            "served with one scale for all, as vLLM does; `clefq audit` says by how much that is "
+            "off, and `clefq repair` mends it (of ModelOpt: after `clefq convert --keep-faults`)"
         )
     return Backbone(model.eval(), arithmetic_of(layers), tuple(warnings), memo)
 
@@ -157,11 +168,19 @@ class _TensorFiles:
     def __call__(self, name: str) -> Tensor:
         from safetensors import safe_open
 
-        file = self._checkpoint.tensors[name].file
-        if file not in self._files:
-            self._files[file] = safe_open(file, framework="pt", device=self._device).__enter__()
-        tensor: Tensor = self._files[file].get_tensor(name)
+        info = self._checkpoint.tensors[name]
+        if self._checkpoint.modelopt is not None:
+            return self._translated(info)
+        if info.file not in self._files:
+            opened = safe_open(info.file, framework="pt", device=self._device)
+            self._files[info.file] = opened.__enter__()
+        tensor: Tensor = self._files[info.file].get_tensor(name)
         return tensor
+
+    def _translated(self, info: TensorInfo) -> Tensor:
+        """A tensor that its file holds under another name, shape or as a reciprocal."""
+        data = torch.frombuffer(info.read(), dtype=_DTYPES[info.dtype])
+        return data.reshape(info.shape).to(self._device)
 
 
 def _skeleton(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:

@@ -183,13 +183,16 @@ def arithmetic_of(layers: Mapping[str, str]) -> Arithmetic:
 
 
 def served_scales(
-    layers: Mapping[str, str], read: ReadTensor
+    layers: Mapping[str, str],
+    read: ReadTensor,
+    choose: Callable[[Iterable[float]], float] = max,
 ) -> tuple[dict[str, float], list[str]]:
     """Global divisors (`module.weight_global_scale` → value) as a serving engine applies them.
 
     Args:
         layers: From `find_layers`.
         read: Name of a tensor to the tensor.
+        choose: What the engine takes where members of a fused group differ.
 
     Returns:
         The divisors, and one warning per fused group whose members differ.
@@ -209,7 +212,7 @@ def served_scales(
             values = {scales[key] for key in keys}
             if len(values) > 1:
                 warnings.append(f"{group.name}: members differ in {leaf}")
-                scales.update(dict.fromkeys(keys, max(values)))
+                scales.update(dict.fromkeys(keys, choose(values)))
     return scales, warnings
 
 

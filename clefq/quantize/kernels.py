@@ -16,8 +16,18 @@ import torch
 from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 
 from clefq.clef.formats import SEARCH_OBSERVER
-from clefq.clef.small_floats import E4M3_MAX, NVFP4_GROUP, pack_e2m1, unpack_e2m1, unpack_int4
+from clefq.clef.small_floats import (
+    E2M1_MAX,
+    E4M3_MAX,
+    NVFP4_GROUP,
+    pack_e2m1,
+    unpack_e2m1,
+    unpack_int4,
+)
 from clefq.quantize.scale_search import FP8, searched_scales
+
+# ModelOpt's smallest group scale: E4M3's smallest number above zero.
+_SMALLEST_SCALE = 2.0**-9
 
 
 def absmax(weight: torch.Tensor) -> torch.Tensor:
@@ -70,6 +80,26 @@ def nvfp4_rows(
     scaled = groups / (scales.unsqueeze(-1) / divisor)
     packed = pack_e2m1(scaled).view(weight.shape[0], -1)
     return packed, scales.to(FP8)
+
+
+def factor_rows(weight: torch.Tensor, factor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantizes rows to NVFP4 as ModelOpt does, under a global factor.
+
+    Group scale = E4M3(amax / (6 · factor)), from 2^-9 to 448, 1 over a group of zeros; a code is
+    the nearest E2M1 to weight / (group scale · factor). All in F32.
+
+    Args:
+        weight: `[rows, columns]`, F32, columns divisible by 16.
+        factor: `[1]`, F32: largest magnitude / 2688.
+
+    Returns:
+        As `nvfp4_rows`.
+    """
+    groups = weight.unflatten(-1, (-1, NVFP4_GROUP))
+    scales = groups.abs().amax(-1) / (E2M1_MAX * factor)
+    scales = torch.where(scales == 0, 1.0, scales).clamp(_SMALLEST_SCALE, E4M3_MAX).to(FP8)
+    scaled = groups / (scales.float() * factor).unsqueeze(-1)
+    return pack_e2m1(scaled).view(weight.shape[0], -1), scales
 
 
 def fp8_rows(weight: torch.Tensor, args: Any) -> tuple[torch.Tensor, torch.Tensor]:

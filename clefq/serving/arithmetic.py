@@ -78,13 +78,29 @@ def describe_layers(model: Any) -> list[str]:
         scheme = getattr(module, "scheme", None)
         if scheme is None:
             if "Linear" in type(module).__name__:
-                found.append(f"{type(method).__name__}/")
+                found.append(_of_method(method))
             continue
-        kernel = getattr(scheme, "kernel", None) or getattr(scheme, "fp8_linear", None)
+        kernel = _kernel(scheme)
         bits = getattr(scheme, "num_bits", None)  # of the scheme for all widths, WNA16
         kind = type(scheme).__name__.replace("WNA", f"W{bits}A")
         found.append(f"{kind}/{type(kernel).__name__}")
     return found
+
+
+def _kernel(holder: Any) -> Any:
+    return getattr(holder, "kernel", None) or getattr(holder, "fp8_linear", None)
+
+
+def _of_method(method: Any) -> str:
+    """A layer of another library than compressed-tensors: its method and its kernel."""
+    name, kernel = type(method).__name__, _kernel(method)
+    weight = getattr(method, "wkey", None)  # of ModelOpt's method for all formats
+    if weight is not None:
+        alone = getattr(method, "akey", None) is None
+        name = f"ModelOpt{type(weight).__name__.removeprefix('K')}{'A16' if alone else ''}"
+    kind = getattr(getattr(method, "quant_config", None), "quant_type", None)
+    bits = "" if kind is None else f"[{kind}]"
+    return f"{name}{bits}/{'' if kernel is None else type(kernel).__name__}"
 
 
 def _has_weight(module: Any) -> bool:

@@ -28,6 +28,19 @@ def register_cpu_kernels() -> None:
     linear._clefq_registered = True
 
 
+CHOOSER = "init_nvfp4_linear_kernel"
+
+
+def choosers() -> list[Any]:
+    """Modules of vLLM that choose an NVFP4 kernel: of compressed-tensors, and of ModelOpt."""
+    from vllm.model_executor.layers.quantization import modelopt
+    from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
+        compressed_tensors_w4a4_nvfp4 as scheme,
+    )
+
+    return [module for module in (scheme, modelopt) if hasattr(module, CHOOSER)]
+
+
 def kernel_base() -> type[Any]:
     """Base class of our own NVFP4 kernels, which run wherever PyTorch does."""
     from vllm.model_executor.kernels.linear.nvfp4.base import NvFp4LinearKernel
@@ -79,13 +92,10 @@ def _kernel_classes() -> tuple[type, type]:
 
 def _choose_weight_only(linear: Any, w4a16: type) -> None:
     """Answers for W4A16 on a CPU: vLLM takes Marlin for W4A16 without asking the registry."""
-    from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
-        compressed_tensors_w4a4_nvfp4 as scheme,
-    )
-
     original = linear.init_nvfp4_linear_kernel
 
     def choose(use_a16: bool = False) -> Any:
         return w4a16(linear.NvFp4LinearLayerConfig()) if use_a16 else original()
 
-    scheme.init_nvfp4_linear_kernel = choose
+    for module in choosers():
+        setattr(module, CHOOSER, choose)

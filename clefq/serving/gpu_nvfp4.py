@@ -21,7 +21,7 @@ import torch
 
 from clefq.clef.formats import platform_of_capability
 from clefq.clef.small_floats import NVFP4_GROUP, quantize_nvfp4, unpack_e2m1
-from clefq.serving.cpu_nvfp4 import kernel_base
+from clefq.serving.cpu_nvfp4 import CHOOSER, choosers, kernel_base
 from clefq.serving.settings import FOUR_BIT_KEY, FourBit
 
 if TYPE_CHECKING:
@@ -53,15 +53,12 @@ def choose(asked: FourBit, capability: int, weights: int, memory: float) -> Four
 @contextmanager
 def four_bit_layers(config: VllmConfig) -> Iterator[None]:
     """While a model is built, its NVFP4 layers get the kernels that the settings ask for."""
-    from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
-        compressed_tensors_w4a4_nvfp4 as scheme,
-    )
-
     choice = _choice(config)
     if choice == "kernel":
         yield
         return
-    original = scheme.init_nvfp4_linear_kernel
+    modules = choosers()
+    originals = [getattr(module, CHOOSER) for module in modules]
     weight_only, simulated = _kernel_classes()
 
     def chosen(use_a16: bool = False) -> Any:
@@ -70,11 +67,13 @@ def four_bit_layers(config: VllmConfig) -> Iterator[None]:
         kind = weight_only if use_a16 or choice == "bf16" else simulated
         return kind(NvFp4LinearLayerConfig())
 
-    scheme.init_nvfp4_linear_kernel = chosen
+    for module in modules:
+        setattr(module, CHOOSER, chosen)
     try:
         yield
     finally:
-        scheme.init_nvfp4_linear_kernel = original
+        for module, original in zip(modules, originals, strict=True):
+            setattr(module, CHOOSER, original)
 
 
 def _choice(config: VllmConfig) -> FourBit:

@@ -13,7 +13,11 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from vllm.config import VllmConfig
-from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    UnquantizedEmbeddingMethod,
+    VocabParallelEmbedding,
+)
 from vllm.model_executor.models.interfaces_base import default_pooling_type
 from vllm.model_executor.models.qwen3_5 import (
     Qwen3_5ForConditionalGeneration,
@@ -50,6 +54,7 @@ class ClefqForJointSchema(Qwen3_5ForConditionalGeneration):
         with four_bit_layers(vllm_config):
             super().__init__(vllm_config=vllm_config, prefix=prefix)
         model = vllm_config.model_config
+        look_up_rows(self.language_model.lm_head)
         check_deltanet(self, model.hf_text_config.to_dict())
         check_format(model.model)
         subfolder = head_subfolder(model.model)
@@ -77,6 +82,15 @@ class ClefqForJointSchema(Qwen3_5ForConditionalGeneration):
         # ParallelLMHead forbids look-ups; its parent class does them, across ranks too.
         rows: Any = VocabParallelEmbedding.forward(self.language_model.lm_head, token_ids)
         return rows
+
+
+def look_up_rows(lm_head: Any) -> None:
+    """Lets output embeddings that stay unquantized be looked up.
+
+    Where a quantization leaves them out, some of vLLM's (ModelOpt's) make them a plain Linear.
+    """
+    if isinstance(lm_head.quant_method, UnquantizedLinearMethod):
+        lm_head.quant_method = UnquantizedEmbeddingMethod()
 
 
 def check_deltanet(model: torch.nn.Module, config: Mapping[str, Any]) -> None:

@@ -24,6 +24,13 @@ from clefq.serving.arithmetic import describe_layers, summarize
         (["CompressedTensorsW4A4Fp4/EmulationNvFp4LinearKernel"], "w4a4", "simulated"),
         (["CompressedTensorsW4A4Fp4/CpuNvFp4"], "w4a4", "simulated"),
         (["CompressedTensorsW4A4Fp4/CpuNvFp4WeightOnly"], "w4a16", "simulated"),
+        (["ModelOptNvfp4Static/FlashInferCutlassNvFp4LinearKernel"], "w4a4", "real"),
+        (["ModelOptNvfp4Static/MarlinNvFp4LinearKernel"], "w4a16", "real"),
+        (["ModelOptNvfp4StaticA16/FlashInferCuteDslNvFp4LinearKernel"], "w4a16", "real"),
+        (["ModelOptNvfp4Static/CpuNvFp4"], "w4a4", "simulated"),
+        (["ModelOptNvFp4LinearMethod/CutlassNvFp4LinearKernel"], "w4a4", "real"),
+        (["ModelOptFp8StaticTensor/CutlassFP8ScaledMMLinearKernel"], "w8a8", "real"),
+        (["ModelOptFp8LinearMethod/"], "w8a8", "real"),
         (
             [
                 "CompressedTensorsW8A8Fp8/CutlassFP8ScaledMMLinearKernel",
@@ -50,7 +57,8 @@ def test_detail_counts_layers() -> None:
         "CompressedTensorsW8A16/MarlinLinearKernel",
         "CompressedTensorsW4A8Fp8/CutlassW4A8LinearKernel",
         "CompressedTensorsW4A4Mxfp4/",
-        "AWQLinearMethod/",
+        "ModelOptMxfp8Static/EmulationMxfp8LinearKernel",
+        "BitsAndBytesLinearMethod/",
     ],
 )
 def test_an_unknown_kernel_is_not_called_bf16(kernel: str) -> None:
@@ -83,3 +91,19 @@ def test_packed_layers_are_described_with_their_width() -> None:
             return [("layers.0.mlp.up_proj", _Layer(8))]
 
     assert describe_layers(Eight()) == ["CompressedTensorsW8A16/MarlinLinearKernel"]
+
+
+def test_layers_of_modelopt_are_described_by_their_formats() -> None:
+    """vLLM has one method for all of them since 0.32."""
+    parts = {"wkey": type("KNvfp4Static", (), {})(), "akey": None}
+    kernel = type("CpuNvFp4WeightOnly", (), {})()
+    method = type("ModelOptLinearMethod", (), {**parts, "kernel": kernel})()
+
+    class QKVParallelLinear:
+        quant_method, weight = method, object()
+
+    class Model:
+        def named_modules(self) -> list[tuple[str, object]]:
+            return [("layers.0.self_attn.qkv_proj", QKVParallelLinear())]
+
+    assert describe_layers(Model()) == ["ModelOptNvfp4StaticA16/CpuNvFp4WeightOnly"]

@@ -27,6 +27,7 @@ from clefq.clef.family import (
     protected_reason,
     text_prefix,
 )
+from clefq.clef.modelopt import ModelOpt
 from clefq.clef.tensor_files import TensorInfo
 from clefq.clef.weight_files import INDEX, FolderTensors, scan_folder
 from clefq.errors import CheckpointError
@@ -47,6 +48,8 @@ class Audited:
         refs: Every backbone tensor.
         expected: Shapes of the unquantized model.
         schemes: Format of every quantized Linear.
+        modelopt: What ModelOpt says of it, where that made it: `config` and `refs` are in
+            compressed-tensors' terms then.
     """
 
     folder: Path
@@ -54,6 +57,7 @@ class Audited:
     refs: dict[str, TensorInfo]
     expected: Shapes
     schemes: dict[str, ModuleFormat]
+    modelopt: ModelOpt | None = None
 
 
 def audit_checkpoint(
@@ -80,8 +84,8 @@ def audit_checkpoint(
         CheckpointError: The folder is no Qwen3.5 checkpoint at all, or cannot be read.
     """
     report = AuditReport(str(folder))
-    body = _read_config(folder) if config is None else config
-    audited = _open(report, folder, body)
+    audited = _open(report, folder, _read_config(folder) if config is None else config)
+    body = audited.config
     if foreign.names(report, audited.refs):
         return report
     settings.loads(report, folder, body, audited.refs, source)
@@ -89,7 +93,8 @@ def audit_checkpoint(
     _coverage(report, audited)
     _protected(report, audited)
     _formats(report, audited)
-    scales.global_scales(report, audited.refs, audited.schemes)
+    choose = min if audited.modelopt is not None else max
+    scales.global_scales(report, audited.refs, audited.schemes, choose)
     scales.local_scales(report, audited.refs, audited.schemes)
     bounds.weights(report, audited.refs, audited.schemes)
     bounds.inputs(report, audited.refs, audited.schemes)
@@ -156,14 +161,19 @@ def _open(report: AuditReport, folder: Path, config: Mapping[str, Any]) -> Audit
         )
     report.facts["bytes"] = weight_bytes(folder)
     report.looked_at("config")
-    schemes = settings.schemes(report, folder, config, found.refs, linear_modules(expected))
+    refs, linears = found.refs, linear_modules(expected)
+    theirs = foreign.modelopt_of(folder, config)
+    if theirs is not None:
+        translated = foreign.translated(report, folder, theirs, refs, linears)
+        config, refs = {**config, "quantization_config": translated.config}, translated.tensors
+    schemes = settings.schemes(report, folder, config, refs, linears)
     counts: dict[str, int] = {}
     for scheme in schemes.values():
         counts[scheme.arithmetic] = counts.get(scheme.arithmetic, 0) + 1
     report.scheme = ", ".join(f"{count} × {kind}" for kind, count in sorted(counts.items()))
     report.scheme = report.scheme or "not quantized"
     report.facts["formats"] = counts
-    return Audited(folder, config, found.refs, expected, schemes)
+    return Audited(folder, config, refs, expected, schemes, theirs)
 
 
 def _coverage(report: AuditReport, audited: Audited) -> None:

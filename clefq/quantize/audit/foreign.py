@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from clefq.clef import modelopt
 from clefq.clef.config_match import matches
-from clefq.clef.tensor_files import TensorInfo
+from clefq.clef.modelopt import ModelOpt, Translated
+from clefq.clef.tensor_files import HeldTensor, TensorInfo
 from clefq.errors import CheckpointError
 from clefq.quantize.audit.report import AuditReport
 
@@ -20,7 +22,6 @@ _OTHER_WEIGHTS = {
     "*.bin": "PyTorch pickles (.bin)",
     "*.pt": "PyTorch pickles (.pt)",
 }
-_MODELOPT = "hf_quant_config.json"
 
 
 def weights(folder: Path) -> None:
@@ -63,18 +64,50 @@ def refuse_method(folder: Path, method: Any) -> NoReturn:
     )
 
 
-def refuse_other_config(folder: Path) -> None:
-    """Refuses a checkpoint whose quantization stands in a file of ModelOpt's own.
+def modelopt_of(folder: Path, config: Mapping[str, Any]) -> ModelOpt | None:
+    """What ModelOpt says of a folder; None where it was not its maker.
 
     Raises:
-        CheckpointError: There is one; vLLM reads it too.
+        CheckpointError: It is a format of ModelOpt's that is not read here, or says nothing clear.
     """
-    if (folder / _MODELOPT).is_file():
+    found = modelopt.find(folder, config)
+    if found is not None and found.unread:
+        lines = list(modelopt.unread_lines(found))
         raise CheckpointError(
-            f"{folder} is quantized by ModelOpt: {_MODELOPT} says how, which vLLM reads and "
-            "transformers does not.",
-            fix="audit reads compressed-tensors checkpoints only; " + _AGAIN,
+            f"{folder} is quantized by {found.title}, which clefq does not read: {lines[0]}.",
+            fix=f"{', '.join(modelopt.ALGORITHMS)} are read; " + _AGAIN,
+            faults=lines[1:],
         )
+    return found
+
+
+def translated(
+    report: AuditReport, folder: Path, found: ModelOpt, refs: Refs, linears: Iterable[str]
+) -> Translated:
+    """A ModelOpt checkpoint in compressed-tensors' terms, with what is to be said of that."""
+    result = modelopt.translate(found, refs, linears)
+    factors = any(isinstance(ref, HeldTensor) for ref in result.tensors.values())
+    report.notes.append(
+        f"{found.title} ({found.where}), read as compressed-tensors"
+        + (": its weight_scale_2 and input_scale as their reciprocals, global scales." * factors)
+        + ("." * (not factors))
+    )
+    if found.cache is not None:
+        report.notes.append(
+            f"its KV cache is quantized too ({found.cache}): vLLM takes that up where its cache's "
+            "type is auto."
+        )
+    if found.where == modelopt.CONFIG_FILE:
+        report.notes.append(
+            f"config.json says nothing of it: transformers takes it for BF16; vLLM reads "
+            f"{modelopt.CONFIG_FILE}."
+        )
+    if result.dropped:
+        report.notes.append(
+            f"{len(result.dropped)} input scales of weight-only layers (first: "
+            f"{result.dropped[0]}): vLLM drops them."
+        )
+    return result
 
 
 def names(report: AuditReport, refs: Refs) -> bool:

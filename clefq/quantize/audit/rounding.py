@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from clefq.clef.config_match import FP8, NVFP4, ModuleFormat
 from clefq.clef.formats import Format
-from clefq.clef.small_floats import NVFP4_GROUP, unpack_e2m1
+from clefq.clef.modelopt import divisor_of
+from clefq.clef.small_floats import E2M1_MAX, E4M3_MAX, NVFP4_GROUP, unpack_e2m1
 from clefq.clef.tensor_files import TensorInfo
 from clefq.quantize.audit.rounding_fp8 import compare_fp8, compare_fp8_tensor, fp8_numbers
 from clefq.quantize.audit.tallies import (
     DAMAGE_SHARE,
+    FACTOR,
     NATIVE,
     SEARCHED,
     SEARCHED_WIDE,
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 
 Refs = Mapping[str, TensorInfo]
 
+NVFP4_LARGEST = E2M1_MAX * E4M3_MAX
 # How far from a midpoint a value may lie for either neighbour to be its rounding, relative:
 # division differs between CPU and GPU kernels in the last bit.
 _TIE = 1e-5
@@ -135,17 +140,17 @@ def _best_nvfp4(
 ) -> tuple[Tally, Arithmetic]:
     """The tally of the way that explains most: amax / 6 first, then searched scales.
 
-    Each in the weights' own arithmetic, and in F32 if that explains more.
+    Each in the weights' own arithmetic, in F32 and by ModelOpt's factors, if that explains more.
     """
     best, how = None, NATIVE
-    for way in (NATIVE, WIDE, SEARCHED, SEARCHED_WIDE):
+    for way in (NATIVE, WIDE, FACTOR, SEARCHED, SEARCHED_WIDE):
         # a search costs several times as much: the first rows tell whether it is worth it
         if way.searched and not _begins_like(module, refs, source, divisor, way):
             continue
         found = _tally_nvfp4(module, refs, source, divisor, way)
         if best is None or found.deviating < best.deviating:
             best, how = found, way
-        if not best.deviating or (way == WIDE and _explained(best)):
+        if not best.deviating or (way == FACTOR and _explained(best)):
             break
     assert best is not None
     return best, how
@@ -188,12 +193,12 @@ def _tally_nvfp4(
     tally = Tally()
     ref = source[f"{module}.weight"]
     dtype = "F32" if arithmetic.scales else ref.dtype
-    args = weight_args("NVFP4A16", arithmetic.searched)
+    rows_of = _nvfp4_rounding(divisor, arithmetic)
     for row, whole in row_blocks(ref, dtype):
         block = whole[:rows]
         ours = stored_rows(packed, row, len(block), torch.uint8)
         ours_scales = stored_rows(scales, row, len(block), torch.float8_e4m3fn)
-        theirs, theirs_scales = kernels.nvfp4_rows(block, divisor, args)
+        theirs, theirs_scales = rows_of(block)
         if not ours.equal(theirs):
             tally.deviating += _nvfp4_deviations(ours, theirs, block, theirs_scales, divisor)
         tally.deviating += int((raw_bytes(ours_scales) != raw_bytes(theirs_scales)).sum())
@@ -205,6 +210,18 @@ def _tally_nvfp4(
         if rows is not None:
             break
     return tally
+
+
+def _nvfp4_rounding(
+    divisor: torch.Tensor, arithmetic: Arithmetic
+) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    """Round-to-nearest of rows under a global scale."""
+    from clefq.quantize import kernels
+
+    if arithmetic.factor:
+        return lambda block: kernels.factor_rows(block, divisor.reciprocal())
+    args = weight_args("NVFP4A16", arithmetic.searched)
+    return lambda block: kernels.nvfp4_rows(block, divisor, args)
 
 
 def _add_lost(
@@ -256,8 +273,6 @@ def requantized(
     Returns:
         Suffix to bytes, as stored; FP8 scales in the source's dtype, or F32 in that arithmetic.
     """
-    from clefq.quantize import kernels
-
     weight = source[f"{module}.weight"]
     dtype = "F32" if arithmetic.scales else weight.dtype
     names = ("weight_packed" if scheme.format == NVFP4 else "weight", "weight_scale")
@@ -267,8 +282,7 @@ def requantized(
         if divisor is None:
             parts = fp8_numbers(block, scheme, arithmetic)
         else:
-            args = weight_args("NVFP4A16", arithmetic.searched)
-            parts = kernels.nvfp4_rows(block, torch_scalar(divisor), args)
+            parts = _nvfp4_rounding(torch_scalar(divisor), arithmetic)(block)
         for name, part in zip(names, parts, strict=True):
             made[name] += raw_bytes(part.contiguous()).numpy().tobytes()
     return {name: bytes(data) for name, data in made.items()}
@@ -296,7 +310,11 @@ def _expected(source: Refs, module: str, members: tuple[str, ...]) -> tuple[floa
         largest[member] = torch.stack(blocks).max()
     group = torch.stack(list(largest.values())).max()
     return tuple(
-        float(kernels.global_scale(value))
+        divisor
         for own in (group, largest[module])
-        for value in (own, own.float())
+        for divisor in (
+            float(kernels.global_scale(own)),
+            float(kernels.global_scale(own.float())),
+            float(divisor_of(np.float32(float(own)) / np.float32(NVFP4_LARGEST))[0]),
+        )
     )

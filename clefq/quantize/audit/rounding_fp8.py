@@ -94,12 +94,13 @@ def _fp8_values(codes: torch.Tensor, scales: torch.Tensor, size: tuple[int, int]
 
 def compare_fp8_tensor(module: str, refs: Refs, source: Refs) -> Comparison:
     """One scale for the whole weight: codes are held against rounding under the stored scale."""
-    tallies = [(_tally_fp8_tensor(module, refs, source, wide), wide) for wide in (True, False)]
-    best, wide = min(tallies, key=lambda pair: pair[0].deviating)
-    return best.compared(module, Arithmetic(quotients=wide))
+    ways = (Arithmetic(quotients=True), NATIVE, Arithmetic(factor=True))
+    tallies = [(_tally_fp8_tensor(module, refs, source, way), way) for way in ways]
+    best, way = min(tallies, key=lambda pair: pair[0].deviating)
+    return best.compared(module, way)
 
 
-def _tally_fp8_tensor(module: str, refs: Refs, source: Refs, wide: bool) -> Tally:
+def _tally_fp8_tensor(module: str, refs: Refs, source: Refs, way: Arithmetic) -> Tally:
     import torch
 
     from clefq.quantize import kernels
@@ -109,8 +110,10 @@ def _tally_fp8_tensor(module: str, refs: Refs, source: Refs, wide: bool) -> Tall
     tally = Tally()
     for row, block in row_blocks(ref, ref.dtype):
         ours = stored_rows(codes, row, len(block), torch.float8_e4m3fn)
-        weight = block.float() if wide else block
-        theirs = kernels.fp8_codes(weight, scale.to(weight.dtype))
+        weight = block.float() if way.quotients else block
+        # ModelOpt divides BF16 by an F32 scalar, and keeps the quotient in BF16
+        divisor = scale.reshape(()) if way.factor else scale.to(weight.dtype)
+        theirs = kernels.fp8_codes(weight, divisor)
         tally.deviating += int((ours.float() != theirs.float()).sum())
         # the scale itself may be wrong, so that the norms are taken throughout
         stored = ours.float() * scale

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -27,8 +27,21 @@ def read_global_scale(refs: Refs, module: str, suffix: str) -> float | None:
     return float(read_floats(ref).reshape(-1)[0])
 
 
-def global_scales(report: AuditReport, refs: Refs, schemes: Mapping[str, ModuleFormat]) -> None:
-    """Checks that global scales are finite, positive and equal inside every fused group."""
+Choose = Callable[[Iterable[float]], float]
+
+
+def global_scales(
+    report: AuditReport, refs: Refs, schemes: Mapping[str, ModuleFormat], choose: Choose = max
+) -> None:
+    """Checks that global scales are finite, positive and equal inside every fused group.
+
+    Args:
+        report: Takes the breaches.
+        refs: The checkpoint's tensors.
+        schemes: Format of every quantized module.
+        choose: Which divisor vLLM takes where members differ: the largest, or, of ModelOpt's
+            factors, the largest, which is the smallest divisor.
+    """
     nvfp4 = [module for module, scheme in schemes.items() if scheme.format == NVFP4]
     for suffix, check in _KINDS.items():
         scales: dict[str, float] = {}
@@ -51,7 +64,7 @@ def global_scales(report: AuditReport, refs: Refs, schemes: Mapping[str, ModuleF
                     check,
                     group.name,
                     _listing(present),
-                    _effect(suffix, shrink_factors(present)),
+                    _effect(suffix, shrink_factors(present, choose), choose),
                 )
 
 
@@ -64,7 +77,7 @@ def _impossible(divisor: float) -> str | None:
     return f"is {divisor:.6g}, so that the largest number would be {largest:.3g}"
 
 
-def shrink_factors(divisors: Mapping[str, float]) -> dict[str, float]:
+def shrink_factors(divisors: Mapping[str, float], choose: Choose = max) -> dict[str, float]:
     """By which factor each member shrinks when an engine takes the largest divisor for all.
 
     A stored global scale divides: weight = code · group scale / global scale. A member whose own
@@ -72,11 +85,12 @@ def shrink_factors(divisors: Mapping[str, float]) -> dict[str, float]:
 
     Args:
         divisors: Member to its stored global scale.
+        choose: Which divisor the engine takes.
 
     Returns:
-        Member to a factor of at most 1.
+        Member to a factor: of at most 1, or of at least 1 where it takes the smallest.
     """
-    top = max(divisors.values())
+    top = choose(divisors.values())
     return {name: value / top for name, value in divisors.items()}
 
 
@@ -85,10 +99,13 @@ def _listing(values: Mapping[str, float]) -> str:
     return f"members differ: {parts}"
 
 
-def _effect(suffix: str, factors: Mapping[str, float]) -> str:
+def _effect(suffix: str, factors: Mapping[str, float], choose: Choose) -> str:
     shrunk = ", ".join(
-        f"{m.rpartition('.')[2]} ×{factor:.3f}" for m, factor in factors.items() if factor < 1
+        f"{m.rpartition('.')[2]} ×{factor:.3f}" for m, factor in factors.items() if factor != 1
     )
+    if choose is min:
+        what = "weights" if suffix == "weight_global_scale" else "range for inputs"
+        return f"vLLM takes the largest factor for all: {what} of {shrunk}"
     if suffix == "weight_global_scale":
         return f"vLLM takes the largest divisor for all: weights of {shrunk}"
     return f"vLLM takes the largest divisor for all: inputs of {shrunk} of their range, clipped"

@@ -51,7 +51,6 @@ def schemes(
     """
     block = quantization_of(config)
     if block is None:
-        foreign.refuse_other_config(folder)
         _unquantized(report, refs)
         return {}
     method = block.get("quant_method") if isinstance(block, Mapping) else None

@@ -34,17 +34,20 @@ class Arithmetic:
         scales: Scales in F32.
         quotients: Weights divided by their scales in F32.
         searched: NVFP4 group scales by `clefq.quantize.scale_search`, not amax / 6.
+        factor: NVFP4 with a global factor instead of a divisor, as ModelOpt computes it.
     """
 
     scales: bool = False
     quotients: bool = False
     searched: bool = False
+    factor: bool = False
 
 
 NATIVE = Arithmetic()
 WIDE = Arithmetic(scales=True, quotients=True)
 SEARCHED = Arithmetic(searched=True)
 SEARCHED_WIDE = Arithmetic(scales=True, quotients=True, searched=True)
+FACTOR = Arithmetic(scales=True, quotients=True, factor=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,7 @@ class Comparison:
         groups: How many such groups there are; rows, where a group is one.
         divisor: Stored global scale, or None.
         expected_divisors: What the source's largest magnitude gives: for its fused group and
-            for the module alone, in BF16 and in F32 arithmetic.
+            for the module alone, in BF16 and in F32 arithmetic and as ModelOpt takes it.
         made_with: The expected divisor under which the stored codes are round-to-nearest; None
             if there is none.
     """

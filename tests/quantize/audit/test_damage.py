@@ -99,13 +99,6 @@ def test_weights_of_another_kind(tmp_path: Path, name: str, content: bytes, word
     assert caught.value.fix
 
 
-def test_modelopt_s_own_file(tmp_path: Path) -> None:
-    foreign.refuse_other_config(tmp_path)
-    (tmp_path / "hf_quant_config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="quantized by ModelOpt"):
-        foreign.refuse_other_config(tmp_path)
-
-
 def test_the_words(made: Make, source: Path) -> None:
     alone, proven = (audit_checkpoint(made("nvfp4").folder, s) for s in (None, source))
     assert (alone.word, proven.word) == ("consistent", "sound")
