@@ -14,8 +14,8 @@ from pathlib import Path
 from clefq.ci.spec import GateJob, JobResult, Step
 from clefq.errors import ClefqError
 from clefq.parity.gates.formatting import MARKS, markdown_cell, markdown_prose
-from clefq.parity.report.files import REPORT_FILE
 from clefq.parity.report.junit import junit_xml
+from clefq.parity.report.keeping import REPORT_FILE
 from clefq.parity.report.markdown import report_markdown
 from clefq.plain_files import read_json
 from clefq.store.atomic import disk_error, write_json, write_text

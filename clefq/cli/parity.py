@@ -58,7 +58,8 @@ def command(
     """Judge candidates against their baseline; exits by verdict.
 
     The worst of all counts: 0 pass, 1 fail, 2 wrong use or input, 3 inconclusive, 4 invalid.
-    Predictions that are missing are made first.
+    Predictions that are missing are made first. Reports of other candidates stay in the report
+    folder where what they rest on is unchanged; the exit code is of those that are judged now.
 
     `clefq parity --baseline bf16` in a run folder judges every other variant on every eval set.
     """
@@ -68,7 +69,6 @@ def command(
     from clefq.engines.select import parse_engine
     from clefq.names.run import find_run
     from clefq.parity.gates.verdict import EXIT_CODES, worst
-    from clefq.parity.report.files import judged_in
     from clefq.parity.run import SetJob, judge_set, load_spec
 
     console = Console(json_output=json_output, quiet=quiet)
@@ -85,12 +85,6 @@ def command(
     results = []
     for found in plans:
         target = _target(found.name, len(plans), out, folder.root if folder else Path.cwd())
-        gone = judged_in(target) - {slot.variant for slot in found.candidates}
-        if gone:
-            console.note(
-                f"the report replaces one that was about {', '.join(sorted(gone))} too; "
-                "without --candidate every variant is judged"
-            )
         job = SetJob(
             baseline=found.baseline.path,
             candidates=tuple(slot.path for slot in found.candidates),

@@ -38,8 +38,17 @@ def comparison_text(results: Sequence[Result]) -> RenderableType:
     parts: list[RenderableType] = []
     for folder, summary in results:
         parts += [_heading(summary), _table(summary), *reason_lines(summary["candidates"])]
+        parts += [Text(line) for line in _other_reports(summary)]
         parts.append(Text(f"report  {_near(folder) / 'index.html'}"))
     return Group(*parts)
+
+
+def _other_reports(summary: Mapping[str, Any]) -> Iterator[str]:
+    """What became of reports of candidates that were not judged now."""
+    if summary.get("kept"):
+        yield f"kept in the report, as nothing of theirs changed: {', '.join(summary['kept'])}"
+    for variant, why in summary.get("removed", {}).items():
+        yield f"removed from the report: {variant}, because {why}; judge it again"
 
 
 def _near(folder: Path) -> Path:

@@ -33,7 +33,7 @@ from clefq.parity.gates.preregistration import (
 )
 from clefq.parity.gates.schema import parse_gates
 from clefq.parity.gates.verdict import INVALID, Coverage, Evidence, Verdict, draw_verdict
-from clefq.parity.report.files import REPORT_FILE, SUMMARY_FILE
+from clefq.parity.report.keeping import REPORT_FILE, SUMMARY_FILE
 from clefq.parity.report.parity_json import document_digest, parity_document, read_parity, signed
 from clefq.parity.run import FROM_BOUNDS, FROM_PREDICTIONS, judge_spec, provenance
 from clefq.parity.statistics.clustering import few_carriers

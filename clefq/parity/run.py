@@ -22,6 +22,7 @@ from clefq.parity.gates.preregistration import GitEvidence, find_superseded, git
 from clefq.parity.gates.verdict import UNCHECKED
 from clefq.parity.report.documents import JudgedFrom, Provenance
 from clefq.parity.report.files import ReportSpec, write_reports
+from clefq.parity.report.keeping import Inputs, Others, other_reports
 from clefq.parity.report.summary import Sizes
 from clefq.parity.statistics.set_truth import read_truth
 from clefq.plain_files import sha256_file
@@ -78,7 +79,13 @@ def judge_spec(
 
 
 def judge_set(job: SetJob, spec: JudgeSpec, console: Console) -> dict[str, Any]:
-    """Judges all candidates of a set, writes the report folder, returns its summary.
+    """Judges all candidates of a set and writes the report folder.
+
+    Reports of other candidates in the folder stay where their inputs are unchanged.
+
+    Returns:
+        The summary of the judged candidates, with the others by name: `kept`, and `removed` with
+        the reason.
 
     Raises:
         PredictionsError: A file is unusable, or the files are of different sets.
@@ -100,8 +107,24 @@ def judge_set(job: SetJob, spec: JudgeSpec, console: Console) -> dict[str, Any]:
             folder = job.out / report.candidate.variant
             reports.append(_with_files(report, folder, (baseline, candidate), replicates))
             advance(1)
-    report_spec = ReportSpec(provenance(FROM_PREDICTIONS), job.sizes, job.inconclusive_fails)
-    return write_reports(job.out, reports, report_spec)
+    others = _others(job, spec, baseline, [report.candidate.variant for report in reports])
+    report_spec = ReportSpec(
+        provenance(FROM_PREDICTIONS), job.sizes, job.inconclusive_fails, others.kept
+    )
+    summary = write_reports(job.out, reports, report_spec)
+    return {**summary, "kept": list(others.kept), "removed": dict(others.removed)}
+
+
+def _others(job: SetJob, spec: JudgeSpec, baseline: Predictions, judged: Sequence[str]) -> Others:
+    """What becomes of the reports of other candidates."""
+    inputs = Inputs(
+        eval_set=baseline.meta.eval_set_sha256,
+        gates=spec.loaded.sha256,
+        baseline=sha256_file(job.baseline),
+        replicates=frozenset(map(sha256_file, job.replicates)),
+        version=__version__,
+    )
+    return other_reports(job.out, judged, inputs)
 
 
 def provenance(judged_from: JudgedFrom) -> Provenance:

@@ -28,8 +28,8 @@ from clefq.names.models import find_model
 from clefq.names.run import REPORT, Place, RunFolder
 from clefq.parity.rejudge import replicates_of
 from clefq.parity.report.documents import check_document
-from clefq.parity.report.files import SUMMARY_FILE
 from clefq.parity.report.html_page import index_html
+from clefq.parity.report.keeping import SUMMARY_FILE
 from clefq.parity.report.parity_json import read_parity
 from clefq.parity.report.summary import sizes_in, summary_document
 from clefq.plain_files import read_json, sha256_file

@@ -16,7 +16,7 @@ from clefq.errors import InputError
 from clefq.names.run import REPORT, Place, only_variant
 from clefq.parity.gates.verdict import ORDER
 from clefq.parity.report.documents import check_document
-from clefq.parity.report.files import SUMMARY_FILE
+from clefq.parity.report.keeping import SUMMARY_FILE
 from clefq.parity.report.parity_json import document_digest, read_parity
 from clefq.plain_files import read_json, sha256_file
 from clefq.quantize.manifest import MANIFEST, Manifest, read_manifest

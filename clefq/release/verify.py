@@ -20,10 +20,11 @@ from clefq.names.run import REPORT
 from clefq.parity.gates.compare import CandidateReport
 from clefq.parity.rejudge import judge_again
 from clefq.parity.report.documents import Provenance, check_document
-from clefq.parity.report.files import SUMMARY_FILE, write_breakdown
+from clefq.parity.report.files import write_breakdown
 from clefq.parity.report.flips import flips_frame
 from clefq.parity.report.html_page import index_html, report_html
 from clefq.parity.report.junit import junit_xml
+from clefq.parity.report.keeping import SUMMARY_FILE
 from clefq.parity.report.markdown import report_markdown
 from clefq.parity.report.parity_json import document_digest, parity_document, read_parity
 from clefq.parity.report.plots import plots

@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,14 @@ from clefq.parity.report.documents import Provenance, check_document
 from clefq.parity.report.flips import flips_frame
 from clefq.parity.report.html_page import index_html, report_html
 from clefq.parity.report.junit import junit_xml
+from clefq.parity.report.keeping import REPORT_FILE, SUMMARY_FILE
 from clefq.parity.report.markdown import report_markdown
 from clefq.parity.report.parity_json import parity_document, signed
 from clefq.parity.report.plots import plots
-from clefq.parity.report.summary import Sizes, summary_document
+from clefq.parity.report.summary import Sizes, sizes_in, summary_document
 from clefq.plain_files import read_json
 from clefq.store.atomic import disk_error, partial_path, sole_writer, write_json, write_text
 
-SUMMARY_FILE = "summary.json"
-REPORT_FILE = "parity.json"
 BREAKDOWN_COLUMNS = (
     "slice_key",
     "slice",
@@ -57,22 +56,27 @@ class ReportSpec:
         provenance: How it was made.
         sizes: Sizes and speeds of the models.
         inconclusive_fails: Whether inconclusive gates are failures in JUnit.
+        kept: `parity.json` values of other candidates, whose folders stay as they are.
     """
 
     provenance: Provenance
     sizes: Sizes
     inconclusive_fails: bool = True
+    kept: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def write_reports(
     folder: Path, reports: Sequence[CandidateReport], spec: ReportSpec
 ) -> dict[str, Any]:
-    """Writes the report folder of one set and returns the value of `summary.json`.
+    """Writes the report folder of one set.
 
     Args:
         folder: The report folder; an older report there is replaced.
         reports: The judged candidates, in table order.
         spec: What else it says.
+
+    Returns:
+        The value of `summary.json`, of these candidates alone where others are kept beside them.
 
     Raises:
         InputError: The folder holds something other than a report, or cannot be written.
@@ -83,11 +87,21 @@ def write_reports(
             variant = report.candidate.variant
             before = folder / variant / REPORT_FILE
             documents.append(_write_candidate(partial / variant, report, spec, before))
-        summary = summary_document(documents, spec.sizes)
+        for variant in spec.kept:
+            shutil.copytree(folder / variant, partial / variant)
+        summary = summary_document([*documents, *spec.kept.values()], _all_sizes(folder, spec))
         check_document(summary, "summary", SUMMARY_FILE)
         write_json(partial / SUMMARY_FILE, summary)
         write_text(partial / "index.html", index_html(summary))
-    return summary
+    return summary_document(documents, spec.sizes) if spec.kept else summary
+
+
+def _all_sizes(folder: Path, spec: ReportSpec) -> Sizes:
+    """The sizes known now, and those that the old comparison knew of the kept candidates."""
+    if not spec.kept:
+        return spec.sizes
+    old = sizes_in(read_json(folder / SUMMARY_FILE))
+    return Sizes({**old.bytes, **spec.sizes.bytes}, {**old.throughput, **spec.sizes.throughput})
 
 
 def _write_candidate(
@@ -108,14 +122,6 @@ def _write_candidate(
     write_text(target / "junit.xml", junit)
     write_breakdown(target / "breakdown.csv", document)
     return document
-
-
-def judged_in(folder: Path) -> set[str]:
-    """The candidates that a report folder is about; none where it is no report."""
-    try:
-        return {row["variant"] for row in read_json(folder / SUMMARY_FILE)["candidates"]}
-    except (ClefqError, KeyError, TypeError):
-        return set()
 
 
 def _as_before(document: Mapping[str, Any], before: Path) -> Mapping[str, Any]:

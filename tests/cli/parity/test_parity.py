@@ -185,14 +185,66 @@ def test_a_folder_that_is_no_report_is_never_replaced(clefq: Clefq, run_folder: 
     assert not list((run_folder / "report").glob(".*"))
 
 
-def test_reports_that_go_are_named(
+def test_reports_of_others_stay_while_their_inputs_do(
     clefq: Clefq, run_folder: Path, world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    add(run_folder, world, "nvfp4", Dial(noise=0.5, swap=0.2))
+    assert clefq("parity", "--baseline", "bf16") == 1
+    report = run_folder / "report" / "synthetic"
+    before = {path: path.read_bytes() for path in (report / "nvfp4").iterdir()}
+    only = ("parity", "--baseline", "bf16", "--candidate", "fp8")
+    assert clefq(*only) == 0  # the exit code is of what is judged now
+    summary = json.loads((report / "summary.json").read_text("utf-8"))
+    assert {row["variant"] for row in summary["candidates"]} == {"fp8", "nvfp4"}
+    assert summary["verdict"] == "fail"
+    assert {path: path.read_bytes() for path in (report / "nvfp4").iterdir()} == before
+    assert 'href="nvfp4/report.html"' in (report / "index.html").read_text("utf-8")
+    capsys.readouterr()
+    assert clefq(*only, "--json") == 0
+    found = json.loads(capsys.readouterr().out)["sets"][0]
+    assert (found["kept"], found["removed"]) == (["nvfp4"], {})
+    assert [row["variant"] for row in found["candidates"]] == ["fp8"]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("candidate", "its predictions were changed since"),
+        ("gone", "its predictions are not here any more"),
+        ("baseline", "it was judged against other answers of the baseline"),
+        ("gates", "it was judged by other gates"),
+        ("edited", "it is not as it was written"),
+        ("torn", "its parity.json cannot be read by this version"),
+    ],
+)
+def test_a_report_whose_inputs_changed_goes_by_name(
+    change: str, why: str, clefq: Clefq, run_folder: Path, world: World,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     add(run_folder, world, "nvfp4", Dial(noise=0.01))
     clefq("parity", "--baseline", "bf16")
-    assert "replaces" not in capsys.readouterr().err
-    clefq("parity", "--baseline", "bf16", "--candidate", "nvfp4")
-    assert "was about fp8 too" in " ".join(capsys.readouterr().err.split())
+    capsys.readouterr()
+    answers = run_folder / "predictions" / "synthetic"
+    stored = run_folder / "report" / "synthetic" / "nvfp4" / "parity.json"
+    arguments = ["parity", "--baseline", "bf16", "--candidate", "fp8"]
+    if change == "candidate":
+        add(run_folder, world, "nvfp4", Dial(noise=0.02))
+    elif change == "gone":
+        (answers / "nvfp4.parquet").unlink()
+    elif change == "baseline":
+        write(answers / "bf16.parquet", predictions(world, "bf16", Dial(noise=0.001)))
+    elif change == "gates":
+        arguments += ["--gates", "smoke"]
+    elif change == "edited":
+        document = json.loads(stored.read_text("utf-8"))
+        document["flips"]["lost"] += 1
+        stored.write_text(json.dumps(document), "utf-8")
+    else:
+        stored.write_text("{", "utf-8")
+    clefq(*arguments, "--quiet")
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"removed from the report: nvfp4, because {why}; judge it again" in text
+    assert not stored.parent.exists()
 
 
 def test_judging_the_same_again_changes_no_report(
@@ -480,19 +532,16 @@ def test_the_terminal_names_the_reason_and_what_a_word_leaves_out() -> None:
 
 
 def test_the_terminal_is_80_columns_wide_and_breaks_no_path(
-    clefq: Clefq, small: World, run_folder: Path, monkeypatch: pytest.MonkeyPatch,
+    clefq: Clefq, small_run: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.setenv("COLUMNS", "80")
-    folder = run_folder / "predictions" / "synthetic"
-    write(folder / "bf16.parquet", predictions(small, "bf16"))
-    write(folder / "fp8.parquet", predictions(small, "fp8", Dial(noise=0.15)))
-    out = run_folder / "a-folder-with-a-rather-long-name-for-reports" / ("x" * 60)
+    out = small_run / "a-folder-with-a-rather-long-name-for-reports" / ("x" * 60)
     assert clefq("parity", "--baseline", "bf16", "--out", out) == 3
     text = capsys.readouterr().out
-    path = str(out.relative_to(run_folder) / "index.html")
+    path = str(out.relative_to(small_run) / "index.html")
     assert path in text
     assert all(len(line) <= 80 for line in text.splitlines() if path not in line)
     assert "needs ≥ −2.00 pt" in text and "next: Add about" in text
     document = json.loads((out / "summary.json").read_text("utf-8"))["candidates"][0]
-    assert document["reasons"] and document["qualifiers"] == ["by a template", "without the set"]
+    assert document["reasons"] and document["qualifiers"] == ["by a template"]
