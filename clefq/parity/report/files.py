@@ -27,7 +27,7 @@ from clefq.parity.report.markdown import report_markdown
 from clefq.parity.report.parity_json import parity_document, signed
 from clefq.parity.report.plots import plots
 from clefq.parity.report.summary import Sizes, sizes_in, summary_document
-from clefq.plain_files import read_json
+from clefq.plain_files import harmless_cell, read_json
 from clefq.store.atomic import disk_error, partial_path, sole_writer, write_json, write_text
 
 BREAKDOWN_COLUMNS = (
@@ -153,12 +153,7 @@ def write_breakdown(path: Path, document: Mapping[str, Any]) -> None:
         for name, metrics in {"overall=": document["metrics"], **document["slices"]}.items():
             key, _, value = name.partition("=")
             for metric, figure in metrics.items():
-                writer.writerow([key, _harmless(value), metric, *_breakdown_row(figure)])
-
-
-def _harmless(text: str) -> str:
-    """A name that no spreadsheet takes for a formula."""
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+                writer.writerow([key, harmless_cell(value), metric, *_breakdown_row(figure)])
 
 
 def _breakdown_row(figure: Mapping[str, Any]) -> Iterator[Any]:
