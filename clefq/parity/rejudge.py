@@ -159,7 +159,7 @@ def judge_again(document: Mapping[str, Any], path: Path, files: Sequence[Path]) 
     """
     loaded = _embedded_gates(document["gate_file"], path)
     superseded = _superseded(document, loaded, path)
-    baseline, candidate, *replicates = (read_predictions(file) for file in files)
+    baseline, candidate, *replicates = (read_predictions(file, columnar=True) for file in files)
     prereg = _preregistration(document, loaded, candidate.meta, path)
     spec = judge_spec(loaded, _evidence(document), superseded)
     # the very files that were held against the set then: their hashes were compared

@@ -90,9 +90,9 @@ def judge_set(job: SetJob, spec: JudgeSpec, console: Console) -> dict[str, Any]:
     Raises:
         PredictionsError: A file is unusable, or the files are of different sets.
     """
-    baseline = read_predictions(job.baseline)
-    replicates = [read_predictions(path) for path in job.replicates]
-    candidates = [read_predictions(path) for path in job.candidates]
+    baseline = read_predictions(job.baseline, columnar=True)
+    replicates = [read_predictions(path, columnar=True) for path in job.replicates]
+    candidates = [read_predictions(path, columnar=True) for path in job.candidates]
     _check_sets(baseline, [*replicates, *candidates])
     _check_replicates(baseline, replicates)
     _check_candidates(baseline, candidates)

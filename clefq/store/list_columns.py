@@ -41,10 +41,25 @@ def list_column(column: pd.Series[Any], kind: pa.DataType) -> ListColumn:
     Raises:
         pa.ArrowInvalid: A value is of another type (so does `pa.ArrowTypeError`).
     """
-    lists = pa.array(column.to_numpy(dtype=object), type=pa.large_list(kind), from_pandas=True)
-    if isinstance(lists, pa.ChunkedArray):
-        lists = lists.combine_chunks()
+    lists = arrow_array(column, pa.large_list(kind))
     lengths = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     start = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     null = lists.is_null().to_numpy(zero_copy_only=False)
     return ListColumn(start, lists.flatten().to_numpy(zero_copy_only=False), null)
+
+
+def arrow_array(column: pd.Series[Any], kind: pa.DataType) -> pa.Array:
+    """A column as one Arrow array; without a copy of each value where the frame holds Arrow's own.
+
+    Args:
+        column: The column; NaN is null.
+        kind: Type of the array.
+
+    Raises:
+        pa.ArrowInvalid: A value is of another type (so does `pa.ArrowTypeError`).
+    """
+    if isinstance(column.dtype, pd.ArrowDtype):
+        found = pa.array(column.array).cast(kind)
+    else:
+        found = pa.array(column.to_numpy(dtype=object), type=kind, from_pandas=True)
+    return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found

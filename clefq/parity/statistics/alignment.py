@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
+import pyarrow as pa
 
 from clefq.parity.statistics.arrays import FloatArray, IntArray, ObjectArray
 from clefq.parity.statistics.flatten import FlatRows, segments
@@ -20,12 +20,14 @@ class Alignment:
     Attributes:
         record_ids: object [G], in hash order.
         record_index: Record of each question, int64 [n].
+        question_ids: object [n].
         rows: For each side the row of each question, int64 [n]; −1 where that side lacks it.
         doubled: For each side the row of a question that appears more than once, or None.
     """
 
     record_ids: ObjectArray
     record_index: IntArray
+    question_ids: ObjectArray
     rows: tuple[IntArray, IntArray]
     doubled: tuple[int | None, int | None]
 
@@ -58,6 +60,7 @@ def align(sides: tuple[FlatRows, FlatRows]) -> Alignment:
     return Alignment(
         record_ids=record_ids,
         record_index=union // len(question_ids),
+        question_ids=question_ids[union % len(question_ids)],
         rows=(first[0], second[0]),
         doubled=(first[1], second[1]),
     )
@@ -108,16 +111,15 @@ def gather(start: IntArray, rows: IntArray, counts: IntArray) -> tuple[IntArray,
     return segments(start[np.where(present, rows, 0)], taken), segments(destination, taken)
 
 
-def _codes(columns: list[ObjectArray]) -> tuple[list[IntArray], ObjectArray]:
-    joined = np.concatenate(columns)
-    codes, unique = pd.factorize(joined)
-    values = np.asarray(unique, dtype=object)
-    ranks = hash_ranks(values)
-    ordered = np.empty(len(values), dtype=object)
-    ordered[ranks] = values
-    ranked: IntArray = ranks[codes]
+def _codes(columns: list[pa.Array]) -> tuple[list[IntArray], ObjectArray]:
+    """Codes of all texts, in the order of their hashes, and the text of each code."""
+    coded = pa.concat_arrays(columns).dictionary_encode()
+    ranks = hash_ranks(coded.dictionary)
+    ordered = np.empty(len(ranks), dtype=object)
+    ordered[ranks] = coded.dictionary.to_numpy(zero_copy_only=False)
     split = np.cumsum([len(column) for column in columns])[:-1]
-    return [np.asarray(part) for part in np.split(ranked, split)], ordered
+    codes = np.split(coded.indices.to_numpy(zero_copy_only=False), split)
+    return [ranks[part] for part in codes], ordered
 
 
 def _rows_of(keys: IntArray, union: npt.NDArray[np.int64]) -> tuple[IntArray, int | None]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
 from clefq.parity.statistics.arrays import BoolArray, FloatArray
 from clefq.parity.statistics.divergences import QuestionValues
@@ -103,13 +104,17 @@ def _majority(pairs: PairedSet, has_gold: BoolArray) -> tuple[FloatArray, BoolAr
     found = np.zeros(pairs.n_questions)
     common = np.zeros(pairs.n_questions, dtype=np.bool_)
     idx = np.flatnonzero(has_gold)
+    if not len(idx):
+        return found, common
     gold = pairs.option_code[pairs.gold[idx]]
-    tally: dict[tuple[str, str], dict[int, int]] = {}
-    keys = list(zip(pairs.cohort[idx], pairs.question_ids[idx], strict=True))
-    for key, code in zip(keys, gold.tolist(), strict=True):
-        counts = tally.setdefault(key, {})
-        counts[code] = counts.get(code, 0) + 1
-    best = {key: max(sorted(counts), key=counts.__getitem__) for key, counts in tally.items()}
-    found[idx] = [float(best[key] == code) for key, code in zip(keys, gold.tolist(), strict=True)]
-    common[idx] = [sum(tally[key].values()) >= MIN_QUESTIONS for key in keys]
+    cohort, _ = pd.factorize(pairs.cohort[idx])
+    question, ids = pd.factorize(pairs.question_ids[idx])
+    key, keys = pd.factorize(cohort * len(ids) + question)
+    width = len(pairs.option_names)
+    pair, counts = np.unique(key * width + gold, return_counts=True)
+    # of each key the commonest code, the lowest of several: the first after sorting by count
+    order = np.lexsort((pair, -counts, pair // width))
+    first = order[np.diff(pair[order] // width, prepend=-1) != 0]
+    found[idx] = pair[first][key] % width == gold
+    common[idx] = np.bincount(key, minlength=len(keys))[key] >= MIN_QUESTIONS
     return found, common

@@ -91,8 +91,8 @@ def studentized_job(value: Ratio) -> ResampleJob:
     """
     d = value.denominator
     e = value.numerator - value.estimate * d
-    columns = np.column_stack([e, d, e * e, e * d, d * d])
-    records = len(d)
+    columns = bucket_sums(np.column_stack([e, d, e * e, e * d, d * d]))
+    records, estimate = len(d), value.estimate
 
     def reduce(sums: FloatArray) -> FloatArray:
         shift = sums[:, 0] / sums[:, 1]
@@ -104,7 +104,7 @@ def studentized_job(value: Ratio) -> ResampleJob:
         with np.errstate(divide="ignore", invalid="ignore"):
             t = np.where(none, np.sign(shift) * np.inf, shift / error)
         t = np.where(shift == 0, 0.0, t)
-        return np.column_stack([value.estimate + shift, t])
+        return np.column_stack([estimate + shift, t])
 
     return ResampleJob(columns, reduce)
 

@@ -25,6 +25,11 @@ def clustering(statistics: PairStatistics) -> dict[str, Any]:
     most) and `influence`: the records without which the figure would change most, and the change.
     Metrics without a figure are missing.
     """
+    found: dict[str, Any] = statistics.once("clustering", lambda: _every(statistics))
+    return found
+
+
+def _every(statistics: PairStatistics) -> dict[str, Any]:
     pairs = statistics.pairs
     found = {}
     for name, measure in measures(pairs, statistics.values, ()).items():

@@ -223,16 +223,20 @@ def _percentile_finish(
 def _studentized_finish(
     measure: Measure, bare: Metric, value: Ratio
 ) -> Callable[[FloatArray], tuple[Metric, tuple[float, float]]]:
+    low, high = measure.limits
+    bounded = low == 0 and bool(np.isfinite(high))
+    highest = bounded_mean(value, high, bare.confidence) if bounded else None
+    # what waits for its resamples must not keep the records alive
+    value = replace(value, numerator=np.empty(0), denominator=np.empty(0))
+
     def finish(samples: FloatArray) -> tuple[Metric, tuple[float, float]]:
         found = studentized_interval(value, samples[:, 1], bare.confidence)
         lower, upper = _clip(found.bounds, measure.limits)
         plain = _bootstrap(samples[:, 0], bare.confidence)
         metric = replace(bare, lower=lower, upper=upper, method=STUDENTIZED, bootstrap=plain)
-        low, high = measure.limits
-        if low != 0 or not np.isfinite(high):
+        if not bounded:
             return metric, found.errors
-        upper = bounded_mean(value, high, bare.confidence)
-        return replace(metric, upper=upper, method=BOUNDED), (found.errors[0], 0.0)
+        return replace(metric, upper=highest, method=BOUNDED), (found.errors[0], 0.0)
 
     return finish
 

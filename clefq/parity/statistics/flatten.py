@@ -9,8 +9,10 @@ import pandas as pd
 import pyarrow as pa
 
 from clefq.parity.statistics.arrays import BoolArray, FloatArray, IntArray, ObjectArray
-from clefq.store.list_columns import list_column
+from clefq.store.list_columns import arrow_array, list_column
 from clefq.store.predictions import Predictions
+
+TEXT = pa.large_string()
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +20,8 @@ class FlatRows:
     """The rows of one predictions file, in file order.
 
     Attributes:
-        record_id: object [m].
-        question_id: object [m].
+        record_id: Arrow text [m].
+        question_id: Arrow text [m].
         cohort: object [m].
         question_type: object [m].
         gold: object [m]: str or None.
@@ -27,12 +29,12 @@ class FlatRows:
         input_tokens: int64 [m].
         truncated_tokens: int64 [m].
         option_start: First option of each row in the flat arrays, int64 [m + 1].
-        option_ids: Option ids in prompt order, object [total options].
+        option_ids: Option ids in prompt order, Arrow text [total options].
         logprobs: float64 [total options]; NaN where the row failed.
     """
 
-    record_id: ObjectArray
-    question_id: ObjectArray
+    record_id: pa.Array
+    question_id: pa.Array
     cohort: ObjectArray
     question_type: ObjectArray
     gold: ObjectArray
@@ -40,7 +42,7 @@ class FlatRows:
     input_tokens: IntArray
     truncated_tokens: IntArray
     option_start: IntArray
-    option_ids: ObjectArray
+    option_ids: pa.Array
     logprobs: FloatArray
 
 
@@ -51,10 +53,11 @@ def flatten(predictions: Predictions) -> FlatRows:
     NaN or +inf, or a sum off one by more than max(1e-3, K·d/2) for K options and quantum d.
     """
     frame = predictions.frame
-    options = list_column(frame["option_ids"], pa.string())
+    options = arrow_array(frame["option_ids"], pa.large_list(TEXT))
     raw = list_column(frame["logprobs"], pa.float64())
-    option_start = options.start
-    counts = np.diff(option_start)
+    option_ids = options.flatten()
+    counts = options.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    option_start = np.concatenate([[0], np.cumsum(counts)])
     same_length = raw.counts == counts
     logprobs = np.full(int(option_start[-1]), np.nan)
     source = segments(raw.start[:-1], np.where(same_length, counts, 0))
@@ -66,8 +69,8 @@ def flatten(predictions: Predictions) -> FlatRows:
     failed = known(error)
     logprobs[np.repeat(failed, counts)] = np.nan
     return FlatRows(
-        record_id=_strings(frame["record_id"]),
-        question_id=_strings(frame["question_id"]),
+        record_id=arrow_array(frame["record_id"], TEXT),
+        question_id=arrow_array(frame["question_id"], TEXT),
         cohort=_strings(frame["cohort"]),
         question_type=_strings(frame["question_type"]),
         gold=_strings(frame["gold"]),
@@ -75,7 +78,7 @@ def flatten(predictions: Predictions) -> FlatRows:
         input_tokens=frame["input_tokens"].to_numpy(dtype=np.int64),
         truncated_tokens=frame["truncated_tokens"].to_numpy(dtype=np.int64),
         option_start=option_start,
-        option_ids=np.asarray(options.values, dtype=object),
+        option_ids=option_ids,
         logprobs=logprobs,
     )
 
@@ -116,6 +119,9 @@ def _unusable(
 
 
 def _strings(column: pd.Series) -> ObjectArray:
-    values = column.to_numpy(dtype=object).copy()
-    values[pd.isna(values)] = None
-    return values
+    """A column of texts and nulls; equal texts are one object, so that they cost a pointer."""
+    coded = arrow_array(column, TEXT).dictionary_encode()
+    none = np.full(1, None, dtype=object)
+    names = np.concatenate([coded.dictionary.to_numpy(zero_copy_only=False), none])
+    codes = coded.indices.fill_null(len(names) - 1).to_numpy(zero_copy_only=False)
+    return np.asarray(names[codes], dtype=object)

@@ -16,16 +16,16 @@ _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
-def hash64(ids: npt.NDArray[np.object_]) -> npt.NDArray[np.uint64]:
+def hash64(ids: npt.NDArray[np.object_] | pa.Array) -> npt.NDArray[np.uint64]:
     """Hashes strings, one pass over the bytes per position instead of one call per string.
 
     Args:
-        ids: Strings, object [m].
+        ids: Strings, object or Arrow text [m].
 
     Returns:
         Hashes, uint64 [m].
     """
-    text = pa.array(ids, type=pa.large_string())
+    text = pa.concat_arrays([pa.array(ids, type=pa.large_string())])  # from its first byte on
     offsets = np.frombuffer(text.buffers()[1], dtype=np.int64)[: len(ids) + 1]
     buffer = text.buffers()[2]
     data = np.frombuffer(buffer if buffer is not None else b"", dtype=np.uint8)
@@ -44,14 +44,14 @@ def hash64(ids: npt.NDArray[np.object_]) -> npt.NDArray[np.uint64]:
     return result
 
 
-def hash_ranks(ids: npt.NDArray[np.object_]) -> npt.NDArray[np.int64]:
+def hash_ranks(ids: npt.NDArray[np.object_] | pa.Array) -> npt.NDArray[np.int64]:
     """The rank of each of m distinct ids in hash order (ties of the hash: by id), int64 [m]."""
     hashes = hash64(ids)
     order = np.argsort(hashes, kind="stable")
     ordered = hashes[order]
     if bool(np.any(ordered[1:] == ordered[:-1])):
         order = np.array(
-            sorted(range(len(ids)), key=lambda i: (int(hashes[i]), ids[i])), dtype=np.int64
+            sorted(range(len(ids)), key=lambda i: (int(hashes[i]), str(ids[i]))), dtype=np.int64
         )
     ranks = np.empty(len(ids), dtype=np.int64)
     ranks[order] = np.arange(len(ids))

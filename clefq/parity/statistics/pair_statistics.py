@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from clefq.parity.statistics.arrays import BoolArray
 from clefq.parity.statistics.curves import curve_figures, macro_f1_figure
@@ -79,6 +80,13 @@ class PairStatistics:
     values: QuestionValues
     spec: StatisticsSpec
     _memo: dict[tuple[object, ...], Metric] = field(default_factory=dict, repr=False)
+    _kept: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """What `make` returns, made once under this name: gates and report ask for the same."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        return self._kept[name]
 
     @cached_property
     def masks(self) -> dict[str, BoolArray]:

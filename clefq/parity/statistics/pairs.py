@@ -170,7 +170,7 @@ class _Joined:
         self.aligned = aligned
         self.names = names
         self.both = (aligned.rows[0] >= 0) & (aligned.rows[1] >= 0)
-        self.question_ids = self._field("question_id")
+        self.question_ids = aligned.question_ids
 
     def paired(self, metas: tuple[PredictionsMeta, PredictionsMeta]) -> PairedSet:
         """Checks and builds."""
@@ -206,11 +206,12 @@ class _Joined:
         return np.where(self.aligned.rows[0] >= 0, first, second)
 
     def _raw(self, name: str) -> tuple[ObjectArray, ObjectArray]:
-        """Both sides' values per question; where a side lacks it, None."""
+        """Both sides' values per question; where a side lacks it, None, or 0 of numbers."""
         values = []
         for side, rows in zip(self.sides, self.aligned.rows, strict=True):
-            column = getattr(side, name).astype(object)
-            filled = np.full(len(rows), None, dtype=object)
+            column = getattr(side, name)
+            empty = None if column.dtype == object else 0
+            filled = np.full(len(rows), empty, dtype=column.dtype)
             filled[rows >= 0] = column[rows[rows >= 0]]
             values.append(filled)
         return values[0], values[1]

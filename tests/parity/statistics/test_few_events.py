@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -43,7 +43,7 @@ def drawn(records):
     return sizes, flips
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(RECORDS, st.data())
 def test_one_flip_more_never_raises_the_lower_bound(records, data):
     sizes, flips = drawn(records)
@@ -58,7 +58,7 @@ def test_one_flip_more_never_raises_the_lower_bound(records, data):
     assert korn_graubard(ratio(more, sizes))[1] == pytest.approx(1 - after, abs=1e-12)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(RECORDS, st.data())
 def test_one_lost_answer_more_never_raises_the_lower_bound(records, data):
     sizes, lost = drawn(records)
