@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +71,17 @@ def sha256_file(path: Path) -> str:
 def sha256_bytes(data: bytes) -> str:
     """SHA-256 of bytes, as 64 hex digits."""
     return hashlib.sha256(data).hexdigest()
+
+
+def stable_order(items: Iterable[str], salt: str) -> list[str]:
+    """Items in an order that looks random but is the same on every machine.
+
+    Sorted by SHA-256 of `salt`, a NUL and the item: no random-number library, whose streams
+    differ between versions, is involved.
+    """
+    return sorted(items, key=lambda item: stable_key(salt, item))
+
+
+def stable_key(salt: str, item: str) -> bytes:
+    """SHA-256 of `salt`, a NUL and `item`."""
+    return hashlib.sha256(f"{salt}\0{item}".encode("utf-8", "surrogatepass")).digest()

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from clefq.data.build import BuildResult
     from clefq.data.definition import Definition
     from clefq.data.loading import Malformed
+    from clefq.data.variant_set import VariantCounts
     from clefq.store.set_manifest import Role, SetManifest
+    from clefq.store.sets import SetFolder
 
 ROLES = ("calibration", "eval")
 LONGEST_REASON = 100
@@ -28,7 +30,11 @@ MOST_SHOWN = 8
 def command(
     role: Annotated[str, typer.Argument(metavar="calibration|eval", help="What the set is for.")],
     name_or_file: Annotated[
-        str, typer.Argument(metavar="NAME_OR_FILE", help="A shipped definition, or a .yaml file.")
+        str,
+        typer.Argument(
+            metavar="NAME_OR_FILE",
+            help="A shipped definition, or a .yaml file; with --variants a set.",
+        ),
     ],
     data_dir: Annotated[
         Path | None,
@@ -74,12 +80,24 @@ def command(
             help="Share of a source's rows that may be refused before the build fails.",
         ),
     ] = 0.01,
+    variants: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Of the set NAME_OR_FILE make one that asks the same in other forms too: all, or "
+            "some of opaque, order, negated, alone, crowded, before, after, whitespace, case, "
+            "unicode, json, empty.",
+        ),
+    ] = None,
     json_output: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Build a calibration or eval set: sample, decontaminate, write.
 
     The same definition and files give the same set, byte for byte, on every machine.
+
+    With --variants the source is a set, and every record stands beside itself in other forms: how
+    far answers move is compared by `clefq parity`.
     """
     from clefq.console import Console
     from clefq.data.build import BuildSpec, build_set, limited
@@ -88,6 +106,10 @@ def command(
     if role not in ROLES:
         raise InputError(f"{role!r} is no role.", fix="say `build calibration` or `build eval`.")
     console = Console(json_output=json_output, quiet=quiet)
+    if variants is not None:
+        _refuse_with_variants(role, against, limit)
+        _variants(name_or_file, variants, (out, name, seed, tokenizer), console)
+        return
     path = definition_path(role, name_or_file)  # type: ignore[arg-type]
     definition = limited(load_definition(path, role), limit, seed)  # type: ignore[arg-type]
     target = out if out is not None else Path("sets") / (name or definition.name)
@@ -105,6 +127,59 @@ def command(
     if role == "calibration" and not spec.against:
         console.note("not compared with any eval set: --against SET does")
     console.result(_as_json(result), _as_text(result, definition))
+
+
+def _refuse_with_variants(role: str, against: object, limit: object) -> None:
+    if role != "eval":
+        raise InputError("--variants makes eval sets.", fix="say `build eval`.")
+    given = {"--against": against, "--limit": limit}
+    for option, value in given.items():
+        if value:
+            raise InputError(
+                f"{option} does not go with --variants.", fix="give it when the set is built."
+            )
+
+
+def _variants(
+    source: str,
+    names: str,
+    options: tuple[Path | None, str | None, str | None, str | None],
+    console: Console,
+) -> None:
+    from clefq.data.variant_set import VariantSpec, build_variants, parse_transforms
+    from clefq.names.run import find_run, find_set
+    from clefq.store.reading import to_plain
+
+    transforms = parse_transforms(names)
+    folder = find_set(source, find_run(None))
+    out, name, seed, tokenizer = options
+    target = out if out is not None else folder.with_name(name or f"{folder.name}-variants")
+    spec = VariantSpec(
+        folder, target, transforms, seed, _set_name(name, target), _tokenizer(tokenizer)
+    )
+    made, counts = build_variants(spec, console)
+    plain = to_plain(made.manifest)
+    console.result({"path": str(made.path), **plain}, _variants_text(made, counts, folder))
+
+
+def _variants_text(made: SetFolder, counts: VariantCounts, source: Path) -> Any:
+    from clefq.console import name_table
+    from clefq.store.variant_links import TRANSFORMS
+
+    rows = [
+        ("set", f"{made.name} (eval) → {made.path}"),
+        ("of", str(source)),
+        ("records", f"{made.manifest.records:,}; gold on the originals alone"),
+    ]
+    for name, count in counts.made.items():
+        same = counts.unchanged[name]
+        left = f"; {same:,} records have none" if same else ""
+        rows.append((name, f"{count:,} {TRANSFORMS[name].title}{left}"))
+    rows += [
+        ("hash", made.manifest.sha256),
+        ("next", f"clefq predict MODEL --eval {made.path}"),
+    ]
+    return name_table(rows)
 
 
 def _set_name(given: str | None, out: Path) -> str:

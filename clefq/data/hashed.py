@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
+from clefq.plain_files import stable_key
+
 T = TypeVar("T")
-
-
-def stable_order(items: Iterable[str], salt: str) -> list[str]:
-    """Items in an order that looks random but is the same on every machine.
-
-    Sorted by SHA-256 of `salt`, a NUL and the item: no random-number library, whose streams
-    differ between versions, is involved.
-    """
-    return sorted(items, key=lambda item: stable_key(salt, item))
-
-
-def stable_key(salt: str, item: str) -> bytes:
-    """SHA-256 of `salt`, a NUL and `item`."""
-    return hashlib.sha256(f"{salt}\0{item}".encode("utf-8", "surrogatepass")).digest()
 
 
 class HashedChoices:

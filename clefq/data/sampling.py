@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clefq.data.definition import Allocation
-from clefq.data.hashed import stable_key
+from clefq.plain_files import stable_key
 
 Indices = NDArray[np.int64]
 

@@ -118,6 +118,10 @@ class SetFolder:
         """Path of a record's image or video."""
         return self.path / relative
 
+    def media(self) -> dict[str, Path]:
+        """Every image and video: its path in the set → the file."""
+        return {relative: self.path / relative for relative in _media_files(self.path)}
+
 
 def set_sha256(folder: Path) -> str:
     r"""SHA-256 over the bytes of `records.jsonl`, then `path\0sha256hex\n` per image in path order.

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clefq.data.hashed import HashedChoices, stable_order
+from clefq.data.hashed import HashedChoices
 from clefq.data.sampling import length_stratum, sample_key, stratified_order
+from clefq.plain_files import stable_order
 
 pools = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=120)
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from clefq.clef.records import Question, Record
-from clefq.data.hashed import stable_key
 from clefq.data.personal import PersonalFields
 from clefq.data.readers import Row, RowError
 from clefq.data.sources.base import Example, ReadSpec, Source, named_file
 from clefq.data.tables import table_rows
+from clefq.plain_files import stable_key
 from clefq.store.reading import Stored
 
 _KINDS = {b"\x89PNG": ".png", b"\xff\xd8\xff": ".jpg", b"GIF8": ".gif", b"RIFF": ".webp"}

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from clefq.data.hashed import stable_order
 from clefq.data.readers import Row, RowError, csv_rows, text_field
 from clefq.data.sources.base import Example, HubRef, ReadSpec, Source, choice, single
+from clefq.plain_files import stable_order
 from clefq.store.reading import Stored
 
 QUESTION_ID = "intent"

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from clefq.clef.records import Question, Record
-from clefq.data.hashed import stable_key, stable_order
 from clefq.data.readers import Row, RowError
 from clefq.data.sources.base import Example, choice, letters, noul, score
 from clefq.data.tokens import image_size
 from clefq.errors import DefinitionError
+from clefq.plain_files import stable_key, stable_order
 
 STATE = "One photo is attached."
 ORIENTATION = choice(

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from clefq.data.hashed import stable_order
 from clefq.data.readers import Row, RowError, jsonl_rows, text_field
 from clefq.data.sources.base import Example, HubRef, NoOptions, Quiz, ReadSpec, Source, quiz_example
+from clefq.plain_files import stable_order
 
 INSTRUCTIONS = "What does f return when it is called with the input?"
 WRONG = 3

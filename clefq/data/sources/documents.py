@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clefq.data.hashed import stable_key
 from clefq.data.readers import Row, RowError
 from clefq.data.sources.base import Example, ReadSpec, Source, choice, single
+from clefq.plain_files import stable_key
 from clefq.store.reading import Stored
 
 INSTRUCTIONS = "Which kind of text is this?"

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from clefq.clef.records import Record
-from clefq.data.hashed import stable_order
 from clefq.data.readers import Row, RowError, csv_rows, text_field
 from clefq.data.sources.base import Example, HubFiles, ReadSpec, Source, choice
+from clefq.plain_files import stable_order
 from clefq.store.reading import Stored
 
 STATE = "One image is attached."

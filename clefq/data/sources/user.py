@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from clefq.clef.records import Question, Record
-from clefq.data.hashed import stable_key
 from clefq.data.labels import (
     MAX_CELLS,
     YES_NO,
@@ -32,6 +31,7 @@ from clefq.data.readers import Row, RowError
 from clefq.data.sources.base import Example, ReadSpec, Source, named_file
 from clefq.data.tables import TableForm, table_rows
 from clefq.errors import DefinitionError
+from clefq.plain_files import stable_key
 from clefq.store.reading import Stored
 
 MOST_COLUMNS = 30
