@@ -69,6 +69,10 @@ TRANSFORMS: dict[str, Transform] = {
 }
 
 
+# what `coherence_*@` may be followed by
+COMPARED = (ALL, *(t.name for t in TRANSFORMS.values() if t.asks != "without the state"))
+
+
 @dataclass(frozen=True, slots=True)
 class VariantRef:
     """What a variant's id says.

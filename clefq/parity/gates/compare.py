@@ -26,6 +26,7 @@ from clefq.parity.statistics.baseline_floor import (
 )
 from clefq.parity.statistics.clustering import clustering, few_carriers
 from clefq.parity.statistics.identity import copied_records, identical_questions, is_rounded_copy
+from clefq.parity.statistics.measures import COHERENCE
 from clefq.parity.statistics.metric import OVERALL, Metric
 from clefq.parity.statistics.metric_facts import lacks_probabilities
 from clefq.parity.statistics.noise_floor import NoiseFloor, noise_floor
@@ -161,6 +162,8 @@ class StatisticsSource:
             return "no replicate of the baseline was given (--replicate)"
         if query.reference == "replicate" and self._no_excuse is not None:
             return f"the replicate excuses nothing: {self._no_excuse}"
+        if query.metric.startswith(COHERENCE) and query.metric not in self._statistics.metrics:
+            return "the set holds no such variants (clefq build eval SET --variants LIST)"
         return f"the set has no slice {query.slice}"
 
     def _without(self, metric: str) -> str | None:
@@ -266,7 +269,7 @@ def coverage_of(pairs: PairedSet, minimum: float, spec: JudgeSpec) -> Coverage:
     """Counts the questions without a valid answer on either side, and those that prove nothing.
 
     Args:
-        pairs: The joined predictions.
+        pairs: The joined predictions; questions of variants count too.
         minimum: Smallest share of valid answers.
         spec: What is known of the set.
     """
@@ -278,6 +281,7 @@ def coverage_of(pairs: PairedSet, minimum: float, spec: JudgeSpec) -> Coverage:
             f"{copies:,} of {pairs.n_records:,} records are copies of others under new ids: "
             "they are no further evidence",
         )
+    pairs = pairs.whole
     unseen = max(0, (expected or 0) - pairs.n_questions)
     either = pairs.baseline.failed | pairs.candidate.failed
     examples = []

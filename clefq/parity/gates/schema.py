@@ -21,6 +21,7 @@ from clefq.parity.statistics.metric_facts import (
     noise_floor_metrics,
 )
 from clefq.store.reading import Rule, Stored, expected, read_value, sha256_digits
+from clefq.store.variant_links import COMPARED
 from clefq.store.yaml_text import load_yaml, yaml_fault
 
 SCHEMA = "clefq.gates/1"
@@ -146,6 +147,8 @@ class Gate(Stored):
         yield from _limit_faults(self, facts)
         if self.metric.startswith("threshold_flips@") and not _is_share(self.metric):
             yield f"metric {self.metric} needs a threshold between 0 and 1 after the @"
+        if self.metric.startswith("coherence_") and self.metric.partition("@")[2] not in COMPARED:
+            yield f"metric {self.metric} needs one of {', '.join(COMPARED)} after the @"
         if self.metric == "coverage":
             yield "metric coverage is set by the top-level key `coverage`, always required"
 

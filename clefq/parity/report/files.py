@@ -18,6 +18,7 @@ from typing import Any
 
 from clefq.errors import ClefqError, InputError
 from clefq.parity.gates.compare import CandidateReport
+from clefq.parity.report.coherence import coherence_plot
 from clefq.parity.report.documents import Provenance, check_document
 from clefq.parity.report.flips import flips_frame
 from clefq.parity.report.html_page import index_html, report_html
@@ -116,6 +117,8 @@ def _write_candidate(
     check_document(document, "parity", REPORT_FILE)
     write_json(target / REPORT_FILE, document)
     drawn = [] if statistics is None else plots(document, statistics, report.noise)
+    coherence = coherence_plot(document)
+    drawn = drawn if coherence is None else [coherence, *drawn]
     write_text(target / "report.html", report_html(document, drawn, spec.sizes))
     write_text(target / "report.md", report_markdown(document))
     junit = junit_xml([document], inconclusive_fails=spec.inconclusive_fails)

@@ -35,6 +35,7 @@ from clefq.parity.gates.rows import (
     qualifiers,
 )
 from clefq.parity.gates.verdict import ORDER
+from clefq.parity.report.coherence import coherence_rows
 from clefq.parity.report.details import detail_lines
 from clefq.parity.report.plots import Plot, quality_by_size
 from clefq.parity.report.summary import Sizes
@@ -74,6 +75,7 @@ def report_html(
         no_alarm=alarm_text(document) if document["metrics"] else "",
         parts=_parts(document),
         metrics=figure_rows(REPORT, document),
+        coherence=coherence_rows(document),
         details=detail_lines(document),
         model_size=_model_size(document, sizes or Sizes()),
         prereg=PREREGISTRATION[document["gate_file"]["preregistration"]["status"]],

@@ -9,6 +9,7 @@ from clefq.parity.gates.formatting import MARKS, count, figure, short_hash
 from clefq.parity.gates.formatting import markdown_cell as _cell
 from clefq.parity.gates.formatting import markdown_prose as _prose
 from clefq.parity.gates.rows import alarm_text, figure_rows, gate_row, qualifiers
+from clefq.parity.report.coherence import coherence_rows
 from clefq.parity.statistics.metric_facts import REPORT
 
 MAX_GATES = 60
@@ -47,6 +48,7 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield from _gates(document)
     yield from _metrics(document)
+    yield from _coherence(document)
     yield from _alarms(document)
     yield from _worst(document)
     yield from _facts(document)
@@ -84,6 +86,20 @@ def _metrics(document: Mapping[str, Any]) -> Iterator[str]:
     yield "|---|---:|---|---:|"
     for row in rows:
         yield f"| {row.title} | {row.figure} | {row.interval} | {row.questions} |"
+    yield ""
+
+
+def _coherence(document: Mapping[str, Any]) -> Iterator[str]:
+    rows = coherence_rows(document)
+    if not rows:
+        return
+    yield "| asked in another form | baseline moves | candidate moves | difference | interval |"
+    yield "|---|---:|---:|---:|---|"
+    for row in rows:
+        one, other, delta = row.tv
+        yield (
+            f"| {row.title} | {one.figure} | {other.figure} | {delta.figure} | {delta.interval} |"
+        )
     yield ""
 
 

@@ -14,12 +14,15 @@ import numpy as np
 
 from clefq.errors import InputError
 from clefq.parity.statistics.arrays import BoolArray, FloatArray
+from clefq.parity.statistics.coherence import by_name, moved
 from clefq.parity.statistics.divergences import EDGE, QuestionValues
 from clefq.parity.statistics.metric import AT_LEAST
 from clefq.parity.statistics.pairs import PairedSet
 
 CONFIDENT_MARGIN = 0.5
 FLIPS_PREFIX = "threshold_flips@"
+# how the names of figures about variants of records begin
+COHERENCE = ("coherence_tv_", "coherence_flips_", "state_use_")
 SHARE, PAIRED, MEAN = "share", "paired", "mean"
 
 
@@ -63,6 +66,7 @@ def measures(
         *_records(pairs, values),
         *_distances(pairs, values),
         *_flips(pairs, values, thresholds),
+        *_coherence(pairs),
     )
     return {measure.name: measure for measure in found}
 
@@ -83,6 +87,7 @@ def find_measure(
         name = f"{FLIPS_PREFIX}{thresholds[0]:g}"
     found = measures(pairs, values, thresholds)
     if name not in found:
+        found = {known: found[known] for known in found if not known.startswith(COHERENCE)}
         raise InputError(f"no gate can be set on {name}.", fix=f"choose from {', '.join(found)}.")
     return found[name]
 
@@ -179,3 +184,28 @@ def _flips(
         flipped = (~values.valid | (before != after)).astype(np.float64)
         name = f"{FLIPS_PREFIX}{threshold:g}"
         yield Measure(name, SHARE, flipped, noul, "share", limits=(0, 1))
+
+
+def _coherence(pairs: PairedSet) -> Iterator[Measure]:
+    for name, transform, found in by_name(moved(pairs)):
+        measured = found.domain & (not pairs.by_label)
+        if transform is not None and transform.asks == "without the state":
+            yield from _levels("state_use_{}", measured, found.tv)
+            continue
+        yield from _levels("coherence_tv_{}@" + name, measured, found.tv)
+        yield from _levels("coherence_flips_{}@" + name, found.domain, found.flipped)
+
+
+def _levels(
+    name: str, domain: BoolArray, values: tuple[FloatArray, FloatArray]
+) -> Iterator[Measure]:
+    """A figure of both models, and the difference."""
+    before, after = values
+    # whether an answer flips is 0 or 1, but for the mean over several variants
+    events = all(bool(np.isin(side, (0.0, 1.0)).all()) for side in values) and "flips" in name
+    level, paired = (SHARE, PAIRED) if events else (MEAN, MEAN)
+    yield Measure(name.format("baseline"), level, before, domain, "share", limits=(0, 1))
+    yield Measure(name.format("candidate"), level, after, domain, "share", limits=(0, 1))
+    yield Measure(
+        name.format("delta"), paired, after - before, domain, "difference", limits=(-1, 1)
+    )

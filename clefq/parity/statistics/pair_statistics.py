@@ -23,7 +23,7 @@ from clefq.parity.statistics.figures import (
     resolve_at,
     scope_indices,
 )
-from clefq.parity.statistics.measures import Measure, find_measure, measures
+from clefq.parity.statistics.measures import COHERENCE, Measure, find_measure, measures
 from clefq.parity.statistics.metric import OVERALL, Metric
 from clefq.parity.statistics.pairs import PairedSet
 from clefq.parity.statistics.policies import PREFIXES, Policy, policy_measures
@@ -118,11 +118,13 @@ class PairStatistics:
                 are doubled.
 
         Returns:
-            The figure, or None where this set has no such slice.
+            The figure, or None where this set has no such slice or no such variants.
 
         Raises:
             InputError: No metric has this name, or no gate can be set on it.
         """
+        if name.startswith(COHERENCE) and name not in self._measures:
+            return None
         level = self.spec.confidence if confidence is None else confidence
         key = (name, slice_name, level, margin)
         if key not in self._memo:
@@ -170,10 +172,12 @@ def compare(pairs: PairedSet, spec: StatisticsSpec | None = None) -> PairStatist
         scopes |= slice_masks(pairs, values)
     whole = [name for name, mask in scopes.items() if mask is not None and bool(mask.all())]
     waiting: dict[tuple[str, str], Pending] = {}
+    everywhere = {name: m for name, m in found.items() if not name.startswith(COHERENCE)}
     for scope, mask in scopes.items():
         if scope not in whole:
             by_cohort = mask is None or scope.startswith("cohort=")
-            items = _ratios(pairs, found, mask, spec)
+            # of variants there are too many figures to give them by slice; gates can ask
+            items = _ratios(pairs, found if mask is None else everywhere, mask, spec)
             items |= curve_figures(pairs, values, mask, spec.confidence)
             if by_cohort:
                 items[MACRO_F1] = macro_f1_figure(pairs, values, mask, spec.confidence)
@@ -186,8 +190,9 @@ def compare(pairs: PairedSet, spec: StatisticsSpec | None = None) -> PairStatist
     for (scope, name), metric in zip(waiting, resolved, strict=True):
         by_scope.setdefault(scope, {})[name] = metric
     metrics = by_scope[OVERALL]
+    plain = {name: metric for name, metric in metrics.items() if not name.startswith(COHERENCE)}
     slices = {
-        scope: dict(metrics) if scope in whole else by_scope[scope]
+        scope: dict(plain) if scope in whole else by_scope[scope]
         for scope in scopes
         if scope != OVERALL
     }

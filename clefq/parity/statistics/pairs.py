@@ -1,5 +1,8 @@
 """Joins a baseline's and a candidate's predictions by record, question and option id.
 
+Variants of records (`clefq.store.variant_links`) are set apart: a `PairedSet` is about the
+originals, and keeps the whole for `clefq.parity.statistics.coherence`.
+
 Rows of a `PairedSet` lie in one canonical order, whatever the order of the files: records,
 questions within a record and options within a question each by a hash of their id. Every later
 sum runs in this order, so that no number depends on how a file was written. The prompt order of
@@ -8,7 +11,8 @@ the options is kept apart (`position`): it breaks ties and counts levels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,6 +22,7 @@ from clefq.parity.statistics.alignment import Alignment, SortedOptions, align, g
 from clefq.parity.statistics.arrays import BoolArray, FloatArray, IntArray, ObjectArray
 from clefq.parity.statistics.flatten import FlatRows, flatten, known
 from clefq.store.predictions import Predictions, PredictionsMeta
+from clefq.store.variant_links import parse_variant_id
 
 MISSING = "no answer: the file lacks this question"
 
@@ -80,6 +85,7 @@ class PairedSet:
             tokens (where both count them), another cut of the state, or another order of options.
         baseline: The baseline's answers.
         candidate: The candidate's answers.
+        variants: The same questions in other forms, or None where the set has no variants.
     """
 
     record_ids: ObjectArray
@@ -97,6 +103,12 @@ class PairedSet:
     other_prompt: BoolArray
     baseline: Side
     candidate: Side
+    variants: Variants | None = None
+
+    @property
+    def whole(self) -> PairedSet:
+        """Every question of both files, those of variants too."""
+        return self if self.variants is None else self.variants.whole
 
     @property
     def n_questions(self) -> int:
@@ -131,10 +143,24 @@ class PairedSet:
         return [float(value) for value in np.exp(side.logprobs[part][order])]
 
 
+@dataclass(frozen=True, slots=True)
+class Variants:
+    """What a set holds beside its original records.
+
+    Attributes:
+        whole: All questions, the originals' too.
+        memo: What is computed of them once.
+    """
+
+    whole: PairedSet
+    memo: dict[str, Any] = field(default_factory=dict)
+
+
 def join(baseline: Predictions, candidate: Predictions) -> PairedSet:
     """Joins two predictions files by record, question and option id.
 
-    A question that one side lacks is kept and counts as failed there.
+    A question that one side lacks is kept and counts as failed there. Variants of records are not
+    among the questions; `whole` has them.
 
     Raises:
         PredictionsError: The files were made on different sets, hold no questions or one twice,
@@ -157,7 +183,53 @@ def join(baseline: Predictions, candidate: Predictions) -> PairedSet:
         if row is not None:
             where = f"{side.record_id[row]}/{side.question_id[row]}"
             raise PredictionsError(f"{name}: {where} appears more than once.")
-    return _Joined(sides, aligned, names).paired((baseline.meta, candidate.meta))
+    return _originals(_Joined(sides, aligned, names).paired((baseline.meta, candidate.meta)))
+
+
+def _originals(whole: PairedSet) -> PairedSet:
+    """The questions of records that are no variants of others in the set."""
+    known = set(whole.record_ids.tolist())
+    refs = [parse_variant_id(record) for record in whole.record_ids.tolist()]
+    kept = np.array([ref is None or ref.original not in known for ref in refs], dtype=np.bool_)
+    if bool(kept.all()):
+        return whole
+    return replace(_subset(whole, kept), variants=Variants(whole))
+
+
+def _subset(pairs: PairedSet, records: BoolArray) -> PairedSet:
+    """The questions of some records, bool [G], in the same order."""
+    kept = records[pairs.record_index]
+    options = np.repeat(kept, pairs.option_counts)
+    index = np.cumsum(records)[pairs.record_index[kept]] - 1
+    place = np.cumsum(options) - 1
+    gold = pairs.gold[kept]
+
+    def side(whole: Side) -> Side:
+        return Side(
+            logprobs=whole.logprobs[options],
+            failed=whole.failed[kept],
+            truncated_tokens=whole.truncated_tokens[kept],
+            error=whole.error[kept],
+            meta=whole.meta,
+        )
+
+    return PairedSet(
+        record_ids=pairs.record_ids[records],
+        record_start=np.searchsorted(index, np.arange(int(records.sum()) + 1)),
+        record_index=index,
+        question_ids=pairs.question_ids[kept],
+        cohort=pairs.cohort[kept],
+        question_type=pairs.question_type[kept],
+        option_start=np.concatenate([[0], np.cumsum(pairs.option_counts[kept])]),
+        option_code=pairs.option_code[options],
+        option_names=pairs.option_names,
+        position=pairs.position[options],
+        gold=np.where(gold >= 0, place[np.maximum(gold, 0)], -1),
+        input_tokens=pairs.input_tokens[kept],
+        other_prompt=pairs.other_prompt[kept],
+        baseline=side(pairs.baseline),
+        candidate=side(pairs.candidate),
+    )
 
 
 class _Joined:

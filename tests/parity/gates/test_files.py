@@ -102,6 +102,10 @@ def test_every_fault_is_reported_at_once() -> None:
         ({"bound": 98}, "2 points are 0.02"),
         ({"bound": True}, "must be a number"),
         ({"metric": "threshold_flips@1.5", "direction": "at_most"}, "between 0 and 1"),
+        (
+            {"metric": "coherence_tv_delta@empty", "direction": "at_most"},
+            "needs one of all, opaque",
+        ),
         ({"metric": "policy_cost@none", "direction": "at_most"}, "does not declare"),
         ({"required": "yes"}, "true or false"),
         ({"reference": "replicate"}, "needs a margin"),

@@ -1,0 +1,93 @@
+"""Figures of coherence as any others: gated, planned, judged again, shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clefq.parity.gates.files import load_gates
+from clefq.parity.plan_gates import plan_from_report
+from clefq.parity.rejudge import rejudge
+from clefq.parity.report.coherence import coherence_rows
+from clefq.parity.report.files import REPORT_FILE
+from clefq.parity.run import SetJob, judge_set, load_spec
+from clefq.store.predictions import write_predictions
+from tests.parity.coherent import coherent, first_option, predictions
+from tests.parity.report.cases import read_page
+
+GATES = b"""
+schema: clefq.gates/1
+name: coherent
+description: d
+gates:
+  - {name: any, metric: coherence_flips_delta@all, direction: at_most, margin: 0.03, min_n: 20}
+  - {name: order, metric: coherence_flips_delta@order, direction: at_most, margin: 0.02, min_n: 20}
+  - {name: ratings, metric: coherence_tv_candidate@alone, direction: at_most, bound: 0.2,
+     min_n: 20, slice: {type: score}}
+  - {name: state, metric: state_use_delta, direction: at_least, margin: 0.05, min_n: 20}
+"""
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from clefq.console import Console
+
+    folder = tmp_path_factory.mktemp("coherent")
+    (folder / "gates.yaml").write_bytes(GATES)
+    files = []
+    for model, variant in ((coherent, "bf16"), (first_option, "biased")):
+        found = predictions(model, variant)
+        files.append(folder / f"{variant}.parquet")
+        write_predictions(files[-1], found.frame, found.meta)
+    job = SetJob(files[0], (files[1],), folder / "report")
+    judge_set(job, load_spec(str(folder / "gates.yaml")), Console(quiet=True))
+    return folder / "report" / "biased"
+
+
+def test_gates_read_them_and_are_judged_again_from_either(report: Path) -> None:
+    again = rejudge(report / REPORT_FILE)
+    assert again.judged_from == "predictions"
+    found = {gate["name"]: gate for gate in again.document["gates"]}
+    assert {name: gate["status"] for name, gate in found.items()} == {
+        "any": "inconclusive", "order": "fail", "ratings": "pass", "state": "inconclusive",
+    }  # fmt: skip
+    places = [
+        file.rename(file.with_suffix(".away")) for file in report.parents[1].glob("*.parquet")
+    ]
+    try:
+        stored = rejudge(report / REPORT_FILE)
+    finally:
+        for file in places:
+            file.rename(file.with_suffix(".parquet"))
+    assert stored.judged_from == "stored bounds"
+    for one, other in zip(stored.document["gates"], again.document["gates"], strict=True):
+        assert one == {**other, "reason": one["reason"]}
+    plan = {row.gate: row for row in plan_from_report(
+        load_gates(str(report.parents[1] / "gates.yaml")).gates, again.document, 0.8
+    )}  # fmt: skip
+    assert plan["order"].decided
+    assert plan["any"].needed > plan["any"].have  # type: ignore[operator]
+
+
+def test_the_page_has_the_section(report: Path) -> None:
+    document = rejudge(report / REPORT_FILE).document
+    rows = {row.title: row for row in coherence_rows(document)}
+    assert rows["options in another order"].tv[0].figure == "0.00%"
+    assert rows["no state (more is better)"].flips is None
+    text = " ".join(read_page((report / "report.html").read_text("utf-8")).text)
+    assert "options in another order" in text
+    assert "How far do a model's own answers move?" in text
+    assert "| options in another order | 0.00% |" in (report / "report.md").read_text("utf-8")
+
+
+def test_without_variants_such_a_gate_stays_open(tmp_path: Path) -> None:
+    from tests.parity.factory import Design, make_pair
+    from tests.parity.report.cases import judged
+
+    (tmp_path / "gates.yaml").write_bytes(GATES)
+    document = judged(*make_pair(Design()), str(tmp_path / "gates.yaml"))
+    assert document["verdict"]["word"] == "inconclusive"
+    assert {gate["status"] for gate in document["gates"]} == {"not_gated"}
+    assert "clefq build eval SET --variants" in document["gates"][0]["reason"]
+    assert coherence_rows(document) == []
