@@ -43,6 +43,7 @@ _TIE = 1e-5
 # a group whose scale is larger keeps at least half of its norm; compressed-tensors puts 0.125 for 0
 _NEXT_TO_ZERO = 0.125
 _FIRST_ROWS = 64
+_WAYS = (NATIVE, WIDE, FACTOR, SEARCHED, SEARCHED_WIDE)
 
 
 def _torch_dtype(name: str) -> torch.dtype:
@@ -138,14 +139,22 @@ def _compare_nvfp4(module: str, refs: Refs, source: Refs, members: tuple[str, ..
 def _best_nvfp4(
     module: str, refs: Refs, source: Refs, divisor: torch.Tensor
 ) -> tuple[Tally, Arithmetic]:
-    """The tally of the way that explains most: amax / 6 first, then searched scales.
+    """The tally of the way that explains most: the one that gives the first rows, then the others.
 
-    Each in the weights' own arithmetic, in F32 and by ModelOpt's factors, if that explains more.
+    amax / 6 and searched scales, each in the weights' own arithmetic and in F32, and ModelOpt's
+    factors.
     """
+
+    def first_rows(way: Arithmetic) -> Tally:
+        return _tally_nvfp4(module, refs, source, divisor, way, _FIRST_ROWS)
+
+    ways = list(_WAYS)
+    first = next((way for way in ways if not first_rows(way).deviating), NATIVE)
+    ways.remove(first)
     best, how = None, NATIVE
-    for way in (NATIVE, WIDE, FACTOR, SEARCHED, SEARCHED_WIDE):
+    for way in (first, *ways):
         # a search costs several times as much: the first rows tell whether it is worth it
-        if way.searched and not _begins_like(module, refs, source, divisor, way):
+        if way.searched and way != first and not _begins_like(first_rows(way)):
             continue
         found = _tally_nvfp4(module, refs, source, divisor, way)
         if best is None or found.deviating < best.deviating:
@@ -161,12 +170,9 @@ def _explained(tally: Tally) -> bool:
     return tally.deviating <= few_of(tally.numbers)
 
 
-def _begins_like(
-    module: str, refs: Refs, source: Refs, divisor: torch.Tensor, way: Arithmetic
-) -> bool:
+def _begins_like(first_rows: Tally) -> bool:
     """Whether a way gives most of the first rows' numbers."""
-    found = _tally_nvfp4(module, refs, source, divisor, way, _FIRST_ROWS)
-    return found.deviating < found.numbers / 10
+    return first_rows.deviating < first_rows.numbers / 10
 
 
 def torch_scalar(value: float) -> torch.Tensor:
