@@ -28,7 +28,13 @@ from clefq.clef.tensor_files import (
     same_bytes,
 )
 from clefq.clef.tokenizer import PromptTokenizer
-from clefq.clef.weight_files import INDEX, SINGLE, FolderTensors, scan_folder
+from clefq.clef.weight_files import (
+    INDEX,
+    SINGLE,
+    FolderTensors,
+    refuse_other_weights,
+    scan_folder,
+)
 from clefq.errors import CheckpointError, InputError
 from clefq.plain_files import read_json, sha256_bytes, sha256_file
 
@@ -100,6 +106,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     head_file = head_folder(folder) / HEAD_FILE
     head_config = HeadConfig.from_folder(folder)
     check_head_file(head_file, head_config)
+    refuse_other_weights(folder)
     found = _read_weights(folder)
     tensors, quantization = found.refs, _quantization_config(config, folder)
     theirs = modelopt.find(folder, config)

@@ -216,7 +216,7 @@ def scale_shape(weights: Numbers, rows: int, columns: int) -> Shape:
 
 
 # An engine names these where it keeps activations in 16 bits, whatever the checkpoint says.
-_WEIGHT_ONLY = r"(?=.*(?:Marlin|W4A16|WeightOnly|A16))"
+_WEIGHT_ONLY = r"(?=.*(?:Marlin|W4A16|WeightOnly|A16|CPUFp8(?:Block|PerTensor)))"
 _FP4 = r"(?:[^/]*Fp4|.*/.*NvFp4)"
 _FP8 = r"(?!.*W4A8)[^/]*(?:Fp8|FP8)"
 _FP8_RUNS: Mapping[Platform, str] = {
@@ -335,6 +335,8 @@ RECIPE_FORMATS: dict[str, Format] = {n: row for n, row in FORMATS.items() if row
 # What no format means, and what an engine may run all the same. First match wins.
 _KERNELS: tuple[tuple[str, EngineArithmetic], ...] = (
     (_WEIGHT_ONLY + _FP8, "w8a16"),
+    # GPTQ and AWQ by vLLM's own loaders, which have a type but no scheme
+    (r"(?:Auto)?(?:GPTQ|AWQ)(?:Marlin)?LinearMethod\[uint4(?:b8)?\]/", "w4a16-int4"),
     *((row.kernels, row.arithmetic) for row in reversed(FORMATS.values()) if row.inputs is None),
     *((row.kernels, row.arithmetic) for row in FORMATS.values() if row.inputs is not None),
     (r"[^/]*Unquantized", "bf16"),

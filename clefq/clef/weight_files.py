@@ -27,6 +27,49 @@ def weight_files(folder: Path) -> list[Path]:
     return _weight_files(folder, _find_map(folder))
 
 
+_POINTER = b"version https://git-lfs"
+_OTHER_WEIGHTS = {
+    "*.gguf": "GGUF, which is llama.cpp's format",
+    "*.bin": "PyTorch pickles (.bin)",
+    "*.pt": "PyTorch pickles (.pt)",
+}
+
+
+def refuse_other_weights(folder: Path) -> None:
+    """Refuses a folder whose weights are there in another form.
+
+    Raises:
+        CheckpointError: Git LFS pointers, an adapter alone, or no safetensors but other weights.
+    """
+    found = sorted(folder.glob("*.safetensors"))
+    tensors = [path for path in found if path.name not in HEAD_FILES]
+    pointers = [path for path in tensors if _starts(path)]
+    if pointers:
+        raise CheckpointError(
+            f"{pointers[0]} is a Git LFS pointer, not the weights ({len(pointers)} files).",
+            fix="run `git lfs pull` in that folder, or `hf download ORG/NAME --local-dir DIR`.",
+        )
+    if [path.name for path in tensors] == ["adapter_model.safetensors"]:
+        raise CheckpointError(
+            f"{folder} holds an adapter alone, without the model that it belongs to.",
+            fix="load it on its model, merge it (peft: merge_and_unload), and save the whole.",
+        )
+    if tensors:
+        return
+    for pattern, what in _OTHER_WEIGHTS.items():
+        if any(folder.glob(pattern)):
+            raise CheckpointError(
+                f"{folder} holds {what}, and no *.safetensors.",
+                fix="clefq reads safetensors alone; make it anew with `clefq quantize`, or ask the "
+                "publisher for them.",
+            )
+
+
+def _starts(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_POINTER)) == _POINTER
+
+
 def _weight_files(folder: Path, table: Mapping[str, str] | None) -> list[Path]:
     if table is not None:
         files = [folder / name for name in sorted(set(table.values()))]

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from clefq import __version__
-from clefq.clef.checkpoint import Checkpoint, open_checkpoint, weight_bytes
+from clefq.clef.checkpoint import Checkpoint, open_checkpoint, scheme_of, weight_bytes
 from clefq.clef.encoding import DEFAULT_MAX_LENGTH
 from clefq.clef.family import activation_widths, layer_types
 from clefq.clef.formats import SEARCH_OBSERVER
 from clefq.clef.tensor_files import TensorInfo
 from clefq.console import Console
-from clefq.errors import AuditError, InputError, RecipeError
+from clefq.errors import AuditError, CheckpointError, InputError, RecipeError
 from clefq.names.hub import verify_download
 from clefq.names.models import ModelRef, find_model
 from clefq.names.run import RunFolder, only_set
@@ -183,6 +183,7 @@ def prepare(spec: QuantizeSpec, console: Console) -> Work:
     """Opens the source, plans the recipe and encodes the calibration set; writes nothing."""
     source = find_model(spec.model, spec.run)
     checkpoint = open_checkpoint(source.folder)
+    _refuse_quantized(checkpoint)
     recipe = _recipe(spec, checkpoint)
     with quiet_libraries():
         plan = make_plan(source.folder, recipe)
@@ -214,6 +215,21 @@ def prepare(spec: QuantizeSpec, console: Console) -> Work:
         calibration=calibration,
         needs=needs,
         device=device,
+    )
+
+
+def _refuse_quantized(checkpoint: Checkpoint) -> None:
+    config = checkpoint.quantization_config
+    if checkpoint.modelopt is not None:
+        what = checkpoint.modelopt.title
+    elif config is not None:
+        scheme = scheme_of(checkpoint)
+        what = str(config.get("quant_method")) if scheme == "unknown" else scheme
+    else:
+        return
+    raise CheckpointError(
+        f"{checkpoint.folder} is quantized already ({what}).",
+        fix="give the BF16 checkpoint it was made from.",
     )
 
 

@@ -193,7 +193,7 @@ DAMAGES: dict[str, Damage] = {
     "not safetensors": (
         lambda f: shard(f).write_bytes(b"version https://git-lfs.github.com/spec/v1\n"),
         "model-00001",
-        "no whole safetensors",
+        "Git LFS pointer",
     ),
     "longer shard": (
         lambda f: shard(f).write_bytes(shard(f).read_bytes() + b"x"),

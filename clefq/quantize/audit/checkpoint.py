@@ -29,7 +29,7 @@ from clefq.clef.family import (
 )
 from clefq.clef.modelopt import ModelOpt
 from clefq.clef.tensor_files import TensorInfo
-from clefq.clef.weight_files import INDEX, FolderTensors, scan_folder
+from clefq.clef.weight_files import INDEX, FolderTensors, refuse_other_weights, scan_folder
 from clefq.errors import CheckpointError
 from clefq.plain_files import read_json
 from clefq.quantize.audit import bounds, files, foreign, measured, scales, settings, values
@@ -147,7 +147,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _open(report: AuditReport, folder: Path, config: Mapping[str, Any]) -> Audited:
-    foreign.weights(folder)
+    refuse_other_weights(folder)
     found = scan_folder(folder)
     _files(report, found)
     if not (folder / INDEX).is_file():

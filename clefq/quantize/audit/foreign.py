@@ -15,41 +15,31 @@ from clefq.quantize.audit.report import AuditReport
 
 Refs = Mapping[str, TensorInfo]
 CACHE_SCALES = (".k_scale", ".v_scale")
-_POINTER = b"version https://git-lfs"
 _AGAIN = "make it anew with `clefq quantize`, or ask the publisher for compressed-tensors."
-_OTHER_WEIGHTS = {
-    "*.gguf": "GGUF, which is llama.cpp's format",
-    "*.bin": "PyTorch pickles (.bin)",
-    "*.pt": "PyTorch pickles (.pt)",
+_VLLM = "`clefq predict --engine vllm` runs it; its file is not audited. "
+_UNKNOWN = "vLLM loads it, by kernels whose arithmetic is not known here. "
+_NOWHERE = "neither vLLM (0.32) nor clefq runs it. "
+# `quant_method` of a config to what that is and who runs it.
+METHODS: dict[str, tuple[str, str]] = {
+    "auto-round": ("AutoRound, in GPTQ's packing", _UNKNOWN),
+    "intel/auto-round": ("AutoRound, in GPTQ's packing", _UNKNOWN),
+    "gptq": ("GPTQ: qweight, qzeros and scales in columns", _VLLM),
+    "awq": ("AWQ: qweight, qzeros and scales in AWQ's order", _VLLM),
+    "bitsandbytes": ("bitsandbytes (NF4 or LLM.int8)", _NOWHERE),
+    "gguf": ("GGUF, which is llama.cpp's format", _NOWHERE),
+    "fp8": ("FP8 in DeepSeek's layout (weight_scale_inv, a scale per tile)", _VLLM),
+    "fbgemm_fp8": ("FP8 of FBGEMM", _VLLM),
+    "mxfp4": ("MXFP4: a power of two per 32 weights", "vLLM loads it for experts only. "),
+    "quark": ("AMD's Quark", _UNKNOWN),
+    "torchao": ("torchao", _UNKNOWN),
+    "hqq": ("HQQ", _NOWHERE),
 }
-
-
-def weights(folder: Path) -> None:
-    """Refuses a folder whose weights are there in another form.
-
-    Raises:
-        CheckpointError: Git LFS pointers, or no safetensors but other weights.
-    """
-    tensors = sorted(folder.glob("*.safetensors"))
-    pointers = [path for path in tensors if _starts(path)]
-    if pointers:
-        raise CheckpointError(
-            f"{pointers[0]} is a Git LFS pointer, not the weights ({len(pointers)} files).",
-            fix="run `git lfs pull` in that folder, or `hf download ORG/NAME --local-dir DIR`.",
-        )
-    if tensors:
-        return
-    for pattern, what in _OTHER_WEIGHTS.items():
-        if any(folder.glob(pattern)):
-            raise CheckpointError(
-                f"{folder} holds {what}, and no *.safetensors.",
-                fix="audit reads compressed-tensors checkpoints in safetensors; " + _AGAIN,
-            )
-
-
-def _starts(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(_POINTER)) == _POINTER
+# Tensors that tell a method where no config does.
+_TELLTALES = {
+    ".qweight": "gptq",
+    ".weight.absmax": "bitsandbytes",
+    ".weight_scale_inv": "fp8",
+}
 
 
 def refuse_method(folder: Path, method: Any) -> NoReturn:
@@ -58,10 +48,22 @@ def refuse_method(folder: Path, method: Any) -> NoReturn:
     Raises:
         CheckpointError: Always.
     """
+    what, who = METHODS.get(str(method).lower(), (f"quantized by {method!r}", ""))
     raise CheckpointError(
-        f"{folder} is quantized by {method!r}, not in the compressed-tensors format.",
-        fix="audit reads compressed-tensors checkpoints only; " + _AGAIN,
+        f"{folder} is not in the compressed-tensors format: it is {what}.",
+        fix=f"{who}For a checkpoint that can be audited, {_AGAIN}",
     )
+
+
+def refuse_telltales(folder: Path, refs: Refs) -> None:
+    """Refuses tensors of another method that no config names.
+
+    Raises:
+        CheckpointError: There are some.
+    """
+    for ending, method in _TELLTALES.items():
+        if any(name.endswith(ending) for name in refs):
+            refuse_method(folder, method)
 
 
 def modelopt_of(folder: Path, config: Mapping[str, Any]) -> ModelOpt | None:
@@ -116,7 +118,7 @@ def names(report: AuditReport, refs: Refs) -> bool:
     Returns:
         Whether they explain everything else, so that nothing else is worth looking at.
     """
-    wrapped = [name for name in refs if ".base_layer." in name]
+    wrapped = [name for name in refs if ".base_layer." in name or ".lora_" in name]
     if not wrapped:
         return False
     report.breach(

@@ -51,6 +51,7 @@ def schemes(
     """
     block = quantization_of(config)
     if block is None:
+        foreign.refuse_telltales(folder, refs)
         _unquantized(report, refs)
         return {}
     method = block.get("quant_method") if isinstance(block, Mapping) else None

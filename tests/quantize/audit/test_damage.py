@@ -9,8 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from clefq.errors import CheckpointError
-from clefq.quantize.audit import audit_checkpoint, foreign
+from clefq.quantize.audit import audit_checkpoint
 from clefq.quantize.audit.report import AuditReport
 from tests.quantize.conftest import Make
 
@@ -82,21 +81,6 @@ def test_one_cause_is_one_line(made: Make, tmp_path: Path) -> None:
     assert first.subject == "config.json"
     assert second.subject == "a.weight and 1 more"
     assert report.word == "broken"
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [
-        ("model.safetensors", b"version https://git-lfs.github.com/spec/v1\noid", "Git LFS"),
-        ("model.gguf", b"GGUF", "llama.cpp"),
-        ("pytorch_model.bin", b"PK", "PyTorch pickles"),
-    ],
-)
-def test_weights_of_another_kind(tmp_path: Path, name: str, content: bytes, words: str) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(CheckpointError, match=words) as caught:
-        foreign.weights(tmp_path)
-    assert caught.value.fix
 
 
 def test_the_words(made: Make, source: Path) -> None:
