@@ -66,6 +66,8 @@ class Api:
             than the release.
         asks: Whether every question needs instructions: the question's id is sent where it has
             none, which is what the release falls back to.
+        plain_values: Whether states and descriptions must be text, objects or lists: any other
+            state is sent as the text that the release renders.
         source: Where its limits are published.
     """
 
@@ -77,6 +79,7 @@ class Api:
     form: Literal["systemone", "decisions"] = "systemone"
     text_only: bool = False
     asks: bool = False
+    plain_values: bool = False
     source: str = ""
 
 
@@ -91,6 +94,7 @@ APIS: dict[str, Api] = {
             "TypeSafe's System One",
             keys=("CLEFQ_API_KEY", "TYPESAFE_API_KEY"),
             limits=Limits(options=255, levels=10, images=0),
+            plain_values=True,
             source="https://docs.typesafe.ai (API reference)",
         ),
         Api(
@@ -100,6 +104,7 @@ APIS: dict[str, Api] = {
             keys=("CLEFQ_API_KEY", "CLOUDFLARE_API_TOKEN"),
             limits=Limits(64, 255, 10, 4, 4 * MIB, 8 * MIB),
             asks=True,
+            plain_values=True,
             source="https://developers.cloudflare.com/workers-ai/models/clef/",
         ),
         Api(
@@ -114,6 +119,7 @@ APIS: dict[str, Api] = {
             "SGLang's /v1/systemone",
             limits=Limits(options=255, levels=10, cuts_at=16_384),
             asks=True,
+            plain_values=True,
             source="SGLang 0.5.23, entrypoints/systemone",
         ),
         Api(
@@ -218,9 +224,12 @@ def _question_fault(api: Api, question: Question) -> str | None:
         return f"{api.name} takes at most {limits.options} options; {question.id} has {count}"
     if question.type == "score" and limits.levels is not None and count > limits.levels:
         return f"{api.name} takes at most {limits.levels} levels; {question.id} has {count}"
-    if api.text_only:
-        return _text_fault(api, question)
-    return None
+    if api.plain_values and question.criteria is not None:
+        given = question.criteria
+        values = given if isinstance(given, list) else [v for v in given.values() if v is not None]
+        if not all(_is_plain(api, value) for value in values):
+            return f"{api.name} takes text, objects and lists; {question.id} has other descriptions"
+    return _text_fault(api, question) if api.text_only else None
 
 
 def _text_fault(api: Api, question: Question) -> str | None:
@@ -272,14 +281,14 @@ def request_body(
     if api.form == "decisions":
         return _decisions_body(record, model)
     questions: Any = record_to_json(record)["questions"]
-    if api.text_only or api.asks:
-        for name, question in questions.items():
-            given = question.get("instructions")
-            if api.text_only and given is not None:
-                question["instructions"] = _text(given)
-            elif api.asks and given in (None, ""):
-                question["instructions"] = name
-    body: dict[str, Any] = {"model": model, "state": record.state, "questions": questions}
+    for name, question in questions.items():
+        given = question.get("instructions")
+        if api.asks and given in (None, ""):
+            question["instructions"] = name
+        elif given is not None and (api.text_only or not _is_plain(api, given)):
+            question["instructions"] = _text(given)
+    state: Any = record.state if _is_plain(api, record.state) else _text(record.state)
+    body: dict[str, Any] = {"model": model, "state": state, "questions": questions}
     if record.images:
         body["images"] = [_data_url(root / image) for image in record.images]
     return body
@@ -301,6 +310,11 @@ def _decisions_body(record: Record, model: str) -> dict[str, Any]:
             body["levels"] = [{"label": option.description} for option in question.options]
         questions.append(body)
     return {"model": model, "input": _text(record.state), "questions": questions}
+
+
+def _is_plain(api: Api, value: Any) -> bool:
+    """Whether an API takes a value as it is."""
+    return not api.plain_values or isinstance(value, str | dict | list)
 
 
 def _text(value: Any) -> str:

@@ -253,6 +253,7 @@ MANY = {"type": "choice", "instructions": "?", "criteria": {f"o{i:02d}": None fo
             "descriptions as text",
         ),
         ("decisions", {"q": {"type": "noul", "criteria": {"true": "yes"}}}, "no descriptions"),
+        ("sglang", {"q": {"type": "score", "criteria": ["a", 2]}}, "takes text, objects and lists"),
         (
             "typesafe",
             {"q": {"type": "score", "criteria": [str(i) for i in range(11)]}},
@@ -272,6 +273,12 @@ def test_a_question_without_instructions_is_its_id(api: str, sent: str | None) -
     bare = record(questions={"sure": {"type": "noul"}})
     body = request_body(bare, "clef", Path(), APIS[api])
     assert body["questions"]["sure"].get("instructions") == sent
+
+
+def test_a_state_that_is_a_number_is_sent_as_its_text() -> None:
+    for name, sent in (("sglang", "5107"), ("systemone", 5107)):
+        body = request_body(record(state=5107), "clef", Path(), APIS[name])
+        assert body["state"] == sent
 
 
 def test_images_within_and_beyond_the_limits(tmp_path: Path) -> None:

@@ -24,7 +24,9 @@ pytest.importorskip("vllm")
 import clefq.nano  # noqa: E402
 from clefq.clef.records import Record  # noqa: E402
 from clefq.engines.base import EngineSpec  # noqa: E402
-from clefq.engines.http_engine import request_body  # noqa: E402
+from clefq.engines.http_apis import request_body  # noqa: E402
+from clefq.engines.http_engine import HttpEngine  # noqa: E402
+from clefq.engines.http_prompts import count_prompts  # noqa: E402
 from clefq.engines.transformers_engine import TransformersEngine  # noqa: E402
 from clefq.store.sets import open_set  # noqa: E402
 from tests.serving.fleet.test_server import free_port, running  # noqa: E402
@@ -182,6 +184,22 @@ def test_the_curl_examples(live: Live) -> None:
         reply = json.loads(done.stdout)
         assert reply["usage"]["output_tokens"] == 0
         assert reply["answers"]
+
+
+def test_predict_asks_it_and_counts_as_it_does(
+    live: Live, records: list[Record], expected: Expected
+) -> None:
+    engine = HttpEngine(live.url, "nano", EngineSpec(concurrency=4))
+    try:
+        found = {r.record_id: r for group in engine.predict(records[:8]) for r in group}
+    finally:
+        engine.close()
+    assert (engine.info.api, engine.info.arithmetic) == ("systemone", "bf16")
+    counted = count_prompts(records[:8], NANO / "weights")
+    assert counted == {key: result.input_tokens for key, result in found.items()}
+    for key, result in found.items():
+        for name, wanted in expected[key].items():
+            assert float(np.abs(np.exp(result.logprobs[name]) - wanted).max()) < TOLERANCE
 
 
 def test_what_runs_is_stated(live: Live) -> None:

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ import pytest
 from clefq.clef.answers import log_softmax
 from clefq.clef.records import Record, parse_record
 from clefq.engines.base import EngineSpec
-from clefq.engines.http_engine import HttpEngine
+from clefq.engines.http_apis import APIS, fault_of
+from clefq.engines.http_engine import HttpEngine, HttpOptions
+from clefq.engines.http_prompts import mark_cut
 from clefq.serving.http.app import create_app
 from clefq.serving.http.settings import Limits, ServerSettings
 from clefq.serving.layout import split_flat
@@ -50,10 +53,8 @@ class Running:
         return 0.0
 
 
-@pytest.fixture(scope="module")
-def server(prompts: PromptMaker) -> Iterator[Running]:
-    limits = Limits(max_body_bytes=200_000)
-    settings = ServerSettings(limits=limits, body_seconds=0.5, access_log=False)
+@contextmanager
+def serving(prompts: PromptMaker, settings: ServerSettings) -> Iterator[Running]:
     backend = FakeBackend(max_length=200_000)
     app = create_app(backend, prompts, settings)
     with listening(app) as port:
@@ -63,6 +64,13 @@ def server(prompts: PromptMaker) -> Iterator[Running]:
                 break
             time.sleep(0.02)
         yield running
+
+
+@pytest.fixture(scope="module")
+def server(prompts: PromptMaker) -> Iterator[Running]:
+    limits = Limits(max_body_bytes=200_000)
+    with serving(prompts, ServerSettings(limits=limits, body_seconds=0.5, access_log=False)) as it:
+        yield it
 
 
 def exchange(port: int, *pieces: bytes, pause: float = 0.0) -> bytes:
@@ -255,20 +263,30 @@ def test_nothing_is_worked_on_in_the_loop(server: Running, monkeypatch: pytest.M
     assert all(name.startswith("clefq-http") for name in threads.values())
 
 
-def test_predict_understands_the_server(server: Running, prompts: PromptMaker) -> None:
-    records = [parse_record(record(seed), f"r{seed}") for seed in (1, 2, 4, 5, 6, 7, 8)]
+@pytest.mark.parametrize(("dialect", "api"), [("release", "systemone"), ("typesafe", "typesafe")])
+def test_predict_understands_the_server_in_both_dialects(
+    prompts: PromptMaker, dialect: Any, api: str
+) -> None:
+    records = [parse_record(record(seed), f"r{seed}") for seed in range(1, 60)]
     records = [item for item in records if all(len(q.option_ids) <= 10 for q in item.questions)]
-    assert len(records) > 3
-    engine = HttpEngine(server.url, NAMES[1], EngineSpec())
-    try:
-        assert engine.warnings == ()
-        assert (engine.info.kernels, engine.info.arithmetic) == ("simulated", "w4a4")
-        assert (engine.info.engine_version, engine.info.device) == ("1.2.3", "none")
-        results = {r.record_id: r for group in engine.predict(records, Path()) for r in group}
-    finally:
-        engine.close()
+    taken = [item for item in records if fault_of(APIS[api], item, Path()) is None]
+    assert len(taken) > 3
+    with serving(prompts, ServerSettings(dialect=dialect, access_log=False)) as server:
+        engine = HttpEngine(server.url, NAMES[1], EngineSpec(), HttpOptions(api))
+        try:
+            assert engine.warnings == ()
+            assert engine.info.api == api
+            assert (engine.info.kernels, engine.info.arithmetic) == ("simulated", "w4a4")
+            assert (engine.info.engine_version, engine.info.device) == ("1.2.3", "none")
+            results = {r.record_id: r for group in engine.predict(records, Path()) for r in group}
+        finally:
+            engine.close()
     asked = {prompt.encoded.token_ids: prompt for prompt in server.backend.prompts}
-    for item in records:
+    counted = {item.id: len(_ids(prompts, item)) for item in taken}
+    marked, how = mark_cut(taken, [results[item.id] for item in taken], counted)
+    assert how == "counted"
+    assert all(result.truncated_tokens == 0 for result in marked)  # it counts as we do
+    for item in taken:
         result = results[item.id]
         assert not result.errors
         prompt = asked[_ids(prompts, item)]
