@@ -12,6 +12,7 @@ import torch
 
 from clefq.quantize.quiet import quiet_libraries
 from tests.quantize.conftest import Make
+from tools import loader_weights
 
 SCHEMES = ("fp8", "int8", "int4", "nvfp4a16", "nvfp4", "nvfp4-mlp", "mixed")
 
@@ -46,6 +47,10 @@ def test_the_manual_load_gives_the_stored_weights(made: Make, source: Path, sche
         scheme, (0.01, 0.11)
     )
     assert low < worst["quantized"] < high
+    # and these are, bit for bit, what the simulation computes with
+    decoded = loader_weights.decoded(made(scheme).folder)
+    assert decoded.keys() == quantized
+    assert all(weight.equal(ours[f"{module}.weight"]) for module, weight in decoded.items())
 
 
 def json_modules(folder: Path) -> list[str]:
