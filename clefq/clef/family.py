@@ -54,6 +54,7 @@ class Family:
         fused: Fused product to its members, in the order in which an engine stacks them. An NVFP4
             product has one weight and one input global scale, so members must share both, and
             one format.
+        fused_in: The oldest and the newest vLLM that the fused products were read from.
         protected: Pattern of module names that no recipe may quantize to why.
         ignore: The same as entries of a recipe.
         served: Prefix of module names in a checkpoint to that in vLLM.
@@ -71,6 +72,7 @@ class Family:
     parts: Mapping[str, Part]
     mixers: Mapping[str, str]
     fused: Mapping[str, tuple[str, ...]]
+    fused_in: tuple[tuple[int, ...], tuple[int, ...]]
     protected: Mapping[str, str]
     ignore: tuple[str, ...]
     served: Mapping[str, str]
@@ -153,6 +155,8 @@ QWEN3_5 = Family(
         "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
         "in_proj_ba": ("in_proj_b", "in_proj_a"),
     },
+    # proposals for later versions (VLLM_GDN_FUSE_QKVZBA) stack all four DeltaNet inputs
+    fused_in=((0, 25, 1), (0, 33)),
     protected={
         r"(^|\.)lm_head$": "the joint head reads its rows as they are",
         r"(^|\.)visual\.": "the vision tower stays BF16",
@@ -356,6 +360,12 @@ class FusedGroup:
     def name(self) -> str:
         """Full name of the fused product."""
         return f"{self.prefix}.{self.fused}"
+
+
+def fused_versions() -> str:
+    """The versions that `FUSED` was read from, in words."""
+    oldest, newest = (".".join(map(str, version)) for version in FAMILY.fused_in)
+    return f"vLLM {oldest} to {newest}"
 
 
 def group_key(module: str) -> str | None:

@@ -228,7 +228,8 @@ def _vllm(environment: Environment, facts: Facts, setup: str) -> Iterator[Findin
         return
     build = "CPU build" if environment.cpu_build else "CUDA build"
     if version_warning(version) is not None:
-        text = f"{version}, {build}: the plugin was not run on it"
+        text = f"{version}, {build}: neither the plugin was run on it nor were the products that "
+        text += "share a scale read from it"
         fix = f"{environment.python} -m pip install 'vllm>=0.25.1,<0.34'"
         fix = setup if build == "CPU build" else fix
         yield Finding(SERVING, "vLLM", "lacking", text, fix, blocks=False)

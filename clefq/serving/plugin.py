@@ -6,10 +6,10 @@ Importing this module loads nothing; `register` imports vLLM, which has called i
 
 from __future__ import annotations
 
+from clefq.clef.family import FAMILY
 from clefq.serving.layout import ARCHITECTURE
 
-OLDEST_VLLM = (0, 25, 1)
-NEWEST_VLLM = (0, 33)
+OLDEST_VLLM, NEWEST_VLLM = FAMILY.fused_in
 _MODEL = "clefq.serving.model:ClefqForJointSchema"
 
 
@@ -43,7 +43,8 @@ def version_warning(version: str) -> str | None:
     oldest = ".".join(map(str, OLDEST_VLLM))
     newest = ".".join(map(str, NEWEST_VLLM))
     return (
-        f"clefq's plugin was run on vLLM {oldest} to {newest}, this is {version}. "
+        f"clefq's plugin was run on vLLM {oldest} to {newest}, this is {version}; the table of "
+        f"products that share scales and a format was read from the same versions. "
         f"If it fails to load or answers differ, install a version in that range and check with "
         f"`clefq parity`."
     )

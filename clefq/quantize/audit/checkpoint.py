@@ -109,6 +109,7 @@ def audit_checkpoint(
     if source is not None:
         files.settings(report, folder, body, source)
     against.manifest(report, folder)
+    settings.engines(report, audited.schemes)
     if source is None:
         settings.unproven(report, audited.schemes)
     else:

@@ -16,7 +16,14 @@ from clefq.clef.config_match import (
     module_formats,
     quantization_of,
 )
-from clefq.clef.family import FAMILY, Shapes, linear_modules, served_name
+from clefq.clef.family import (
+    FAMILY,
+    Shapes,
+    fused_groups,
+    fused_versions,
+    linear_modules,
+    served_name,
+)
 from clefq.clef.formats import MODEL_DTYPE
 from clefq.clef.images import PROCESSOR_FILES
 from clefq.clef.tensor_files import TensorInfo
@@ -172,6 +179,15 @@ def loads(
         report.notes.append(
             f"{len(narrow)} tensors are F16 among BF16 ones (first: {narrow[0]}): another tool "
             "saved them, and small numbers may have become zero."
+        )
+
+
+def engines(report: AuditReport, schemes: Mapping[str, ModuleFormat]) -> None:
+    """Which serving engines the rules of fused products were read from."""
+    if fused_groups(schemes):
+        report.cannot_see(
+            f"products that another engine than {fused_versions()} fuses otherwise: their members "
+            "must share scales and a format too"
         )
 
 
