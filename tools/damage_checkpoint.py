@@ -7,7 +7,8 @@ Without `--kind`, the packed weights of every MLP projection are replaced by ran
 loads and answers, wrongly, as after a bug in a packing routine (FP4 weights only: there every byte
 is two valid codes). `--matrix` damages each checkpoint in every way that fits it, audits each copy
 with and without the source and with and without its `clefq.json`, and prints the table of
-docs/check-checkpoint.md; it fails where some damage is seen by nothing and listed nowhere.
+docs/check-checkpoint.md (a cell has a third and a fourth word, with the hashes, only where they do
+not tell); it fails where some damage is seen by nothing and listed nowhere.
 """
 
 from __future__ import annotations
@@ -226,7 +227,7 @@ def _lost_rows(folder: Folder) -> bool:
     tensor = folder.first(".weight_packed")
     if tensor is None:
         return False
-    tensor.data.reshape(tensor.shape)[: tensor.shape[0] // 4] = 0
+    tensor.data.reshape(tensor.shape[0], -1)[: tensor.shape[0] // 4] = 0
     return True
 
 
@@ -289,7 +290,7 @@ _SCALES = (".weight_scale",)
 _MODEL = "this model"
 _SINGLE = "single wrong numbers"
 _UNQUANTIZED = "stay unquantized"
-_ORDER = "order of group scales"
+_ORDER = "the order of"
 
 DAMAGES: dict[str, Damage] = {
     "random codes": Damage(_random_codes, "a packing bug", unseen=_MODEL),
@@ -339,7 +340,7 @@ DAMAGES: dict[str, Damage] = {
     "codes of a byte exchanged": Damage(
         _bytes(".weight_packed", lambda t: (t.data << 4) | (t.data >> 4)), "nibble order", _ORDER
     ),
-    "one code flipped": Damage(_flip_code, "a bad disk", unseen=_SINGLE),
+    "one code flipped": Damage(_flip_code, "a bad disk", unseen=_SINGLE, with_source=_SINGLE),
     "rows of zero codes": Damage(_lost_rows, "ollama#15866, #15902"),
     "rest of a weight zero": Damage(_cut_short, "a download that stopped"),
     "channel scales without a column": Damage(_flat_channels, "vLLM and transformers raise"),
@@ -449,7 +450,14 @@ def matrix(checkpoints: list[Path], source: Path, kinds: list[str]) -> int:
     print("| damage | reported as | " + " | ".join(names) + " |")
     print("|---" * (2 + len(names)) + "|")
     unseen = 0
-    notes = {path: {*audit_checkpoint(path).notes, _NO_MANIFEST} for path in checkpoints}
+    notes = {
+        path: {
+            _NO_MANIFEST,
+            *audit_checkpoint(path).notes,
+            *audit_checkpoint(path, source).notes,
+        }
+        for path in checkpoints
+    }
     for kind in kinds:
         cells = []
         for path in checkpoints:
@@ -458,15 +466,22 @@ def matrix(checkpoints: list[Path], source: Path, kinds: list[str]) -> int:
                 if not damage(path, copy, kind, keep_manifest=False):
                     cells.append("–")
                     continue
-                words = [seen(kind, copy, None, notes[path]), seen(kind, copy, source, notes[path])]
+                words = [seen(kind, copy, given, notes[path]) for given in (None, source)]
                 manifest = path / "clefq.json"
                 if manifest.is_file():
                     shutil.copyfile(manifest, copy / "clefq.json")
-                    words.append(seen(kind, copy, None, notes[path]))
+                    words += [seen(kind, copy, given, notes[path]) for given in (None, source)]
             unseen += words.count("UNSEEN")
-            cells.append(" / ".join(words))
+            cells.append(_cell(words))
         print(f"| {kind} | {DAMAGES[kind].where} | " + " | ".join(cells) + " |", flush=True)
     return unseen
+
+
+def _cell(words: list[str]) -> str:
+    """Without and with the source; with `clefq.json` too where that is not a breach."""
+    alone, recorded = words[:2], words[2:]
+    shown = words if set(recorded) - {"breach", "refused"} else alone
+    return shown[0] if len(set(shown)) == 1 else " / ".join(shown)
 
 
 _NO_MANIFEST = "no clefq.json: file hashes are not known."

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 Shapes = dict[str, tuple[int, ...]]
@@ -27,12 +27,18 @@ class Part:
         linears: Its Linears that may be quantized, in serving's stacking order.
         title: Its name in reports.
         shapes: From the text model's config to every tensor below the layer.
+        norm: The layer's norm whose output its first Linears read.
+        behind: Linear to those whose product, or whose mean over tokens, it reads instead.
+        gated: Linear to the norm, below `path`, that what it reads has passed as well.
     """
 
     path: str
     linears: tuple[str, ...]
     title: str
     shapes: Callable[[Mapping[str, Any]], Shapes]
+    norm: str
+    behind: Mapping[str, tuple[str, ...]]
+    gated: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -140,12 +146,30 @@ QWEN3_5 = Family(
     visual="model.visual",
     drafts=("mtp.", "model.mtp."),
     parts={
-        MLP: Part("mlp", ("gate_proj", "up_proj", "down_proj"), "MLP", _mlp),
+        MLP: Part(
+            "mlp",
+            ("gate_proj", "up_proj", "down_proj"),
+            "MLP",
+            _mlp,
+            norm="post_attention_layernorm",
+            behind={"down_proj": ("gate_proj", "up_proj")},
+        ),
         ATTENTION: Part(
-            "self_attn", ("q_proj", "k_proj", "v_proj", "o_proj"), "attention", _attention
+            "self_attn",
+            ("q_proj", "k_proj", "v_proj", "o_proj"),
+            "attention",
+            _attention,
+            norm="input_layernorm",
+            behind={"o_proj": ("v_proj",)},
         ),
         DELTANET: Part(
-            "linear_attn", ("in_proj_qkv", "in_proj_z", "out_proj"), "DeltaNet", _deltanet
+            "linear_attn",
+            ("in_proj_qkv", "in_proj_z", "out_proj"),
+            "DeltaNet",
+            _deltanet,
+            norm="input_layernorm",
+            behind={"out_proj": ("in_proj_z",)},
+            gated={"out_proj": "norm"},
         ),
     },
     mixers={"full_attention": ATTENTION, "linear_attention": DELTANET},
@@ -192,6 +216,7 @@ def activation_widths(text_config: Mapping[str, Any]) -> Widths:
 
 # fused product -> members; read by everything that shares scales
 FUSED: dict[str, tuple[str, ...]] = dict(FAMILY.fused)
+_PART_AT = {part.path: part for part in FAMILY.parts.values()}
 _FUSED_OF: dict[str, str] = {leaf: fused for fused, leaves in FUSED.items() for leaf in leaves}
 
 
@@ -360,6 +385,39 @@ class FusedGroup:
     def name(self) -> str:
         """Full name of the fused product."""
         return f"{self.prefix}.{self.fused}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """What a Linear reads: module names.
+
+    Attributes:
+        layer: Its layer.
+        norm: The norm at the beginning.
+        behind: Linears between that norm and this one; empty where it reads the norm itself.
+        gated: A norm between them and this one, or None.
+    """
+
+    layer: str
+    norm: str
+    behind: tuple[str, ...]
+    gated: str | None
+
+
+_LAYER_PART = re.compile(r"^(?P<layer>.*\.layers\.\d+)\.(?P<path>\w+)\.(?P<leaf>\w+)$")
+
+
+def reads(module: str) -> Reads | None:
+    """What a Linear of a layer reads, or None for any other module."""
+    found = _LAYER_PART.match(module)
+    part = None if found is None else _PART_AT.get(found["path"])
+    if found is None or part is None:
+        return None
+    inside = f"{found['layer']}.{part.path}"
+    behind = tuple(f"{inside}.{leaf}" for leaf in part.behind.get(found["leaf"], ()))
+    gate = part.gated.get(found["leaf"])
+    norm = f"{found['layer']}.{part.norm}"
+    return Reads(found["layer"], norm, behind, None if gate is None else f"{inside}.{gate}")
 
 
 def fused_versions() -> str:

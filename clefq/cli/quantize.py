@@ -56,6 +56,10 @@ Fp8Layers = Annotated[
 Vanished = Annotated[
     bool, typer.Option("--allow-vanished", help="Accept weights that four bits erase.")
 ]
+ShardBytes = Annotated[
+    int | None,
+    typer.Option("--max-shard-bytes", min=1_000_000, metavar="N", help="Largest file (5e9)."),
+]
 Out = Annotated[
     Path | None,
     typer.Option(
@@ -77,6 +81,7 @@ def command(
     max_length: MaxLength = 16384,
     fp8_layers: Fp8Layers = None,
     allow_vanished: Vanished = False,
+    max_shard_bytes: ShardBytes = None,
     out: Out = None,
     run: Run = None,
     json_output: Json = False,
@@ -85,10 +90,11 @@ def command(
     """Quantize a BF16 Clef and audit the result.
 
     The folder appears only when it is whole and its audit is clean. Interrupted, the same command
-    goes on with what is finished.
+    goes on with what is finished; once all of it is, the command says so and writes nothing.
     """
     from clefq.console import Console
     from clefq.names.run import find_run, find_set
+    from clefq.quantize.layout import MAX_SHARD_BYTES
     from clefq.quantize.run import QuantizeSpec, quantize
 
     console = Console(json_output=json_output, quiet=quiet)
@@ -109,6 +115,7 @@ def command(
         run=folder,
         allow_vanished=allow_vanished,
         rounding=rounding,
+        max_shard_bytes=max_shard_bytes or MAX_SHARD_BYTES,
     )
     result = quantize(spec, target, console)
     console.result(_json(result), _text(result, folder))

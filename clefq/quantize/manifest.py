@@ -38,6 +38,8 @@ class Manifest(Stored):
         sha256: Hash over `files`, the checkpoint's identity.
         seconds: Wall time.
         peak_memory_bytes: Highest resident memory of the process that did the work.
+        work_sha256: Hash over everything that the bytes depend on, so that the same command
+            recognises its finished output; null where that is not known.
     """
 
     schema_version: Annotated[int, expected(SCHEMA_VERSION)]
@@ -56,6 +58,7 @@ class Manifest(Stored):
     sha256: str
     seconds: float
     peak_memory_bytes: int
+    work_sha256: str | None = None
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -21,11 +21,12 @@ from clefq.errors import AuditError, CheckpointError, InputError, RecipeError
 from clefq.names.hub import verify_download
 from clefq.names.models import ModelRef, find_model
 from clefq.names.run import RunFolder, only_set
-from clefq.plain_files import sha256_file
+from clefq.plain_files import sha256_bytes, sha256_file
 from clefq.quantize import finish, preflight
 from clefq.quantize.audit import audit_checkpoint, summary
 from clefq.quantize.audit.measured import FEW_RECORDS, growth
 from clefq.quantize.audit.report import AuditReport
+from clefq.quantize.audit.values import refuse_impossible
 from clefq.quantize.calibration import Calibration, load_calibration
 from clefq.quantize.layout import (
     MAX_SHARD_BYTES,
@@ -34,7 +35,13 @@ from clefq.quantize.layout import (
     plan_units,
     write_shards,
 )
-from clefq.quantize.manifest import SCHEMA_VERSION, Manifest, write_manifest
+from clefq.quantize.manifest import (
+    MANIFEST,
+    SCHEMA_VERSION,
+    Manifest,
+    read_manifest,
+    write_manifest,
+)
 from clefq.quantize.oneshot import run_oneshot, same_config, saved_outputs, take_over
 from clefq.quantize.oneshot_worker import Job
 from clefq.quantize.output import bytes_there, output_folder
@@ -153,13 +160,19 @@ def quantize(spec: QuantizeSpec, out: Path, console: Console) -> Result:
     Raises:
         RecipeError: The recipe would harm the checkpoint.
         CheckpointError: The source is not a whole BF16 Clef checkpoint.
-        InputError: Missing calibration set, not enough disk or memory, unwritable `out`.
+        InputError: Missing calibration set, not enough disk or memory, unwritable `out`, or one
+            that is there already and was not made by the same work.
         AuditError: The result is not what it should be; `out` does not exist then.
     """
     started = time.monotonic()
     work = prepare(spec, console)
     finish.refuse_inside(out, work.source.folder)
+    finished = _finished(out, work)
+    if finished is not None:
+        console.note(f"{out} is finished, made by the same work: nothing is written.")
+        return Result(out, finished, AuditReport(str(out)))
     preflight.check(work.needs, out, bytes_there(out))
+    refuse_impossible(work.tensors, work.source.folder)
     with output_folder(out, lambda: _fingerprint(work)) as partial:
         write_text(partial / "recipe.yaml", work.recipe.text)
         if work.method == "stream":
@@ -177,6 +190,23 @@ def quantize(spec: QuantizeSpec, out: Path, console: Console) -> Result:
         manifest = _manifest(partial, work, report, started, coverage)
         write_manifest(partial, manifest)
     return Result(out, manifest, report)
+
+
+def _finished(out: Path, work: Work) -> Manifest | None:
+    """The manifest of an output that the same work has made, if every file is as it wrote it."""
+    if not (out / MANIFEST).is_file():
+        return None
+    manifest = read_manifest(out)
+    if manifest.work_sha256 != _work_sha256(work):
+        return None
+    there = finish.hash_files(out)
+    whole = all(there.get(name) == digest for name, digest in manifest.files.items())
+    return manifest if whole else None
+
+
+def _work_sha256(work: Work) -> str:
+    text = json.dumps(_fingerprint(work), sort_keys=True)
+    return sha256_bytes(text.encode())
 
 
 def prepare(spec: QuantizeSpec, console: Console) -> Work:
@@ -344,6 +374,7 @@ def _fingerprint(work: Work) -> dict[str, Any]:
         "config": sha256_file(folder / "config.json"),
         "folder": str(folder.resolve()),
         "recipe": work.recipe.sha256,
+        "rounding": work.recipe.rounding,
         "method": work.method,
         "device": work.device,
         "calibration": None if calibration is None else calibration.to_json(),
@@ -516,4 +547,5 @@ def _manifest(
         sha256=finish.identity(files),
         seconds=round(time.monotonic() - started, 3),
         peak_memory_bytes=finish.peak_memory(),
+        work_sha256=_work_sha256(work),
     )

@@ -9,6 +9,7 @@ import random
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -239,9 +240,13 @@ def test_two_processes_do_not_write_one_folder(source: Path, tmp_path: Path) -> 
     assert not out.exists() and not partial_path(out).exists()
     first.kill()
     first.communicate()
-    quantize(spec_of(source), out, QUIET)
-    with pytest.raises(InputError, match="exists already"):
-        quantize(spec_of(source), out, QUIET)
+    first_made = quantize(spec_of(source), out, QUIET).manifest
+    # the same work again is done already, other work and a damaged output are not
+    assert quantize(spec_of(source), out, QUIET).manifest == first_made
+    for spec in (spec_of(source), replace(spec_of(source), scheme="fp8")):
+        (out / "tokenizer.json").write_text("{}")
+        with pytest.raises(InputError, match="exists already"):
+            quantize(spec, out, QUIET)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 

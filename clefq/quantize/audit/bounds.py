@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clefq.clef.config_match import NVFP4, ModuleFormat
-from clefq.clef.family import fused_groups, group_key
+from clefq.clef.family import Reads, fused_groups, group_key, reads
 from clefq.clef.formats import largest_number
 from clefq.clef.small_floats import E2M1_MAX, E4M3_MAX
 from clefq.clef.tensor_files import TensorInfo
@@ -41,23 +41,6 @@ _SAME_INPUTS = 2.0
 # Behind so many different activations no two largest numbers are all the same.
 _DIFFERENT = 3
 _LAYER = re.compile(r"^(?P<layer>.*\.layers\.\d+)\.(?P<leaf>.+)$")
-_NORM_OF = {
-    "self_attn.q_proj": "input_layernorm",
-    "self_attn.k_proj": "input_layernorm",
-    "self_attn.v_proj": "input_layernorm",
-    "linear_attn.in_proj_qkv": "input_layernorm",
-    "linear_attn.in_proj_z": "input_layernorm",
-    "linear_attn.in_proj_b": "input_layernorm",
-    "linear_attn.in_proj_a": "input_layernorm",
-    "mlp.gate_proj": "post_attention_layernorm",
-    "mlp.up_proj": "post_attention_layernorm",
-}
-# Projections whose product with each other, or with values of at most 1, is another one's input.
-_PRODUCERS = {
-    "self_attn.o_proj": ("self_attn.v_proj",),
-    "mlp.down_proj": ("mlp.gate_proj", "mlp.up_proj"),
-    "linear_attn.out_proj": ("linear_attn.in_proj_z",),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +109,14 @@ def _beside_peers(
 
 def _weight_size(refs: Refs, module: str, scheme: ModuleFormat) -> tuple[float, float] | None:
     """Typical and largest magnitude of a module's weights, from its scales; None if unreadable."""
-    scales = _scales(refs, module, scheme)
+    scales = largest_under_scales(refs, module, scheme)
     if scales is None or not scales.size:
         return None
     wide = scales.astype(np.float64)
     return float(np.sqrt(np.mean(wide**2))), float(wide.max())
 
 
-def _scales(refs: Refs, module: str, scheme: ModuleFormat) -> Floats | None:
+def largest_under_scales(refs: Refs, module: str, scheme: ModuleFormat) -> Floats | None:
     """Largest magnitude under each stored scale of a weight; None if absent or not finite."""
     ref = refs.get(f"{module}.weight_scale")
     if ref is None or ref.dtype not in ("F8_E4M3", "BF16", "F16", "F32"):
@@ -274,27 +257,20 @@ def possible(
     Returns:
         None for a module whose inputs are not known to be bounded.
     """
-    found = _LAYER.match(module)
-    if found is None:
+    way = reads(module)
+    if way is None or any(_is_told(told, name) for name in way.behind):
         return None
-    layer, leaf = found["layer"], found["leaf"]
-    if any(_is_told(told, f"{layer}.{name}") for name in _PRODUCERS.get(leaf, ())):
+    if not way.behind:
+        return _behind_norm(refs, way.norm)
+    before = _behind(refs, schemes, way)
+    if way.gated is None or before is None:
+        return before
+    inner = refs.get(f"{way.gated}.weight")
+    if inner is None:
         return None
-    if leaf in _NORM_OF:
-        return _behind_norm(refs, f"{layer}.{_NORM_OF[leaf]}")
-    if leaf == "self_attn.o_proj":
-        return _behind(refs, schemes, layer, "input_layernorm", _PRODUCERS[leaf])
-    if leaf == "mlp.down_proj":
-        return _behind(refs, schemes, layer, "post_attention_layernorm", _PRODUCERS[leaf])
-    if leaf == "linear_attn.out_proj":
-        inner = refs.get(f"{layer}.linear_attn.norm.weight")
-        before = _behind(refs, schemes, layer, "input_layernorm", _PRODUCERS[leaf])
-        if inner is None or before is None:
-            return None
-        values = np.abs(read_floats(inner))
-        upper = before.upper * math.sqrt(values.size) * float(values.max())
-        return Range(0.0, upper, "the DeltaNet's norm")
-    return None
+    values = np.abs(read_floats(inner))
+    upper = before.upper * math.sqrt(values.size) * float(values.max())
+    return Range(0.0, upper, "the DeltaNet's norm")
 
 
 def _behind_norm(refs: Refs, norm: str) -> Range | None:
@@ -309,21 +285,15 @@ def _behind_norm(refs: Refs, norm: str) -> Range | None:
     return Range(math.sqrt(gain.size / inverse), upper, norm.rpartition(".")[2])
 
 
-def _behind(
-    refs: Refs,
-    schemes: Mapping[str, ModuleFormat],
-    layer: str,
-    norm: str,
-    producers: Iterable[str],
-) -> Range | None:
+def _behind(refs: Refs, schemes: Mapping[str, ModuleFormat], way: Reads) -> Range | None:
     """Behind projections of a norm's output that are multiplied by each other."""
-    first = _behind_norm(refs, f"{layer}.{norm}")
-    norms = [_row_norms(refs, schemes.get(f"{layer}.{p}"), f"{layer}.{p}") for p in producers]
+    first = _behind_norm(refs, way.norm)
+    norms = [_row_norms(refs, schemes.get(name), name) for name in way.behind]
     if first is None or any(rows is None for rows in norms):
         return None
     product = np.prod([rows for rows in norms if rows is not None], axis=0)
     upper = float(product.max()) * first.upper ** len(norms)
-    return Range(0.0, upper, f"{norm} and what is between")
+    return Range(0.0, upper, f"{way.norm.rpartition('.')[2]} and what is between")
 
 
 def _row_norms(refs: Refs, scheme: ModuleFormat | None, module: str) -> Floats | None:
@@ -334,7 +304,7 @@ def _row_norms(refs: Refs, scheme: ModuleFormat | None, module: str) -> Floats |
             return None
         found: Floats = np.linalg.norm(read_floats(ref), axis=1)
         return found
-    scales = _scales(refs, module, scheme)
+    scales = largest_under_scales(refs, module, scheme)
     codes = refs.get(f"{module}.weight_packed" if scheme.format == NVFP4 else f"{module}.weight")
     if scales is None or codes is None or len(codes.shape) != 2:
         return None
@@ -369,12 +339,10 @@ def _leaf(module: str) -> str:
     return module if found is None else found["leaf"]
 
 
-def place(module: str) -> tuple[str, str]:
+def place(module: str) -> tuple[str, ...]:
     """Modules of one place have the same inputs."""
-    found = _LAYER.match(module)
-    if found is None:
-        return module, ""
-    return found["layer"], _NORM_OF.get(found["leaf"], found["leaf"])
+    way = reads(module)
+    return (module,) if way is None or way.behind else (way.layer, way.norm)
 
 
 def _kinds(modules: Iterable[str]) -> str:

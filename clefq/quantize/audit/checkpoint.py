@@ -32,7 +32,7 @@ from clefq.clef.tensor_files import TensorInfo
 from clefq.clef.weight_files import INDEX, FolderTensors, refuse_other_weights, scan_folder
 from clefq.errors import CheckpointError
 from clefq.plain_files import read_json
-from clefq.quantize.audit import bounds, files, foreign, measured, scales, settings, values
+from clefq.quantize.audit import bounds, files, foreign, measured, order, scales, settings, values
 from clefq.quantize.audit import source as against
 from clefq.quantize.audit.report import AuditReport
 from clefq.quantize.calibration import load_calibration
@@ -111,6 +111,7 @@ def audit_checkpoint(
     against.manifest(report, folder)
     settings.engines(report, audited.schemes)
     if source is None:
+        order.check(report, audited.refs, audited.schemes)
         settings.unproven(report, audited.schemes)
     else:
         report.against_source = True

@@ -111,7 +111,9 @@ def _remarks(
 
 def known(scheme: ModuleFormat) -> bool:
     """Whether the scheme's format is one whose tensors are understood here."""
-    return scheme.format == NVFP4 or scheme.format in FP8
+    row = scheme.weights_format
+    whole = row is not None and scheme.format in row.storage.names
+    return scheme.format == NVFP4 or scheme.format in FP8 or whole
 
 
 def _drafts(report: AuditReport, block: Mapping[str, Any], refs: Refs) -> None:
@@ -205,10 +207,6 @@ def unproven(report: AuditReport, schemes: Mapping[str, ModuleFormat]) -> None:
         "layer, embeddings, head and tokenizer of another release"
     )
     if any(scheme.format == NVFP4 for scheme in schemes.values()):
-        report.cannot_see(
-            "the order of group scales and codes: swizzled scales or exchanged nibbles have the "
-            "right shapes and sizes"
-        )
         report.cannot_see("which rows four bits erased")
 
 

@@ -154,6 +154,10 @@ def _quantized(
             f"{len(other)} of {len(modules)} modules are not plain round-to-nearest of the source "
             f"(GPTQ, AWQ or another rounding): compared by their error alone ({_first(other)})."
         )
+        report.cannot_see(
+            f"single wrong numbers of {len(other)} modules that are not rounded to nearest: only "
+            "their error, their size and far-off weights are compared"
+        )
 
 
 def _vanished(report: AuditReport, found: Comparison, allowed: bool) -> None:

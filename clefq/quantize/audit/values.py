@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from clefq.clef.config_match import NVFP4, ModuleFormat
 from clefq.clef.tensor_files import Buffer, TensorInfo
-from clefq.errors import ClefqError
+from clefq.errors import CheckpointError, ClefqError
 from clefq.plain_files import read_json
 from clefq.quantize.audit.report import AuditReport
 from clefq.quantize.values import impossible
@@ -87,6 +87,30 @@ def check(
     _vectors(report, numbers)
 
 
+def refuse_impossible(refs: Refs, folder: Path) -> None:
+    """Refuses a source with numbers that no model has, before hours go into it.
+
+    Raises:
+        CheckpointError: Names every such tensor.
+    """
+    floats = [ref for ref in refs.values() if ref.dtype in ("BF16", "F16", "F32")]
+
+    def count(ref: TensorInfo) -> int:
+        return sum(impossible(block, ref.dtype) for block in ref.blocks())
+
+    faults = [
+        f"{ref.name} holds {bad} {IMPOSSIBLE}"
+        for ref, bad in zip(floats, in_threads(count, floats), strict=True)
+        if bad
+    ]
+    if faults:
+        raise CheckpointError(
+            f"{folder}: {faults[0]}.",
+            fix="download it again; where the hub's files are so too, the training broke it.",
+            faults=faults[1:],
+        )
+
+
 def _matrices(
     report: AuditReport, found: Mapping[str, tuple[TensorInfo, Zeros]], proven: bool
 ) -> None:
@@ -143,7 +167,8 @@ def scan(ref: TensorInfo) -> tuple[int, Zeros | None]:
     matrix = len(ref.shape) > 1 and ref.nbytes >= _TAIL
     tail = _tail(ref) if matrix else 0
     whole = matrix and tail == ref.nbytes
-    if ref.name.endswith(".weight_packed"):
+    packed = ref.name.endswith(".weight_packed")
+    if packed and ref.dtype == "U8":
         # a small weight has codes of zero: groups and their scales tell more
         return 0, Zeros(0, tail, whole) if whole else None
     bad, pages = 0, []
@@ -153,7 +178,8 @@ def scan(ref: TensorInfo) -> tuple[int, Zeros | None]:
     if whole or tail >= _TAIL:
         return bad, Zeros(ref.nbytes - tail, tail, whole)
     at, count = _longest(pages)
-    long = matrix and count * _PAGE >= _RUN
+    # zero bytes of packed INT4 are no zeros: 8,192 weights in a row that are the lowest code
+    long = matrix and count * _PAGE >= (_PAGE if packed else _RUN)
     return bad, Zeros(at * _PAGE, count * _PAGE, whole=False) if long else None
 
 

@@ -15,9 +15,9 @@ from clefq.quantize.audit import bounds
 from clefq.quantize.audit.report import AuditReport
 
 LAYER = "model.language_model.layers"
-W4A4 = ModuleFormat(NVFP4, 4, "tensor_group", 16, (4, "local"), "tensor_group")
-STATIC = ModuleFormat(FP8[0], 8, "tensor", None, (8, False), "tensor")
-CHANNEL = ModuleFormat(FP8[0], 8, "channel", None, (8, True), "token")
+W4A4 = ModuleFormat(NVFP4, 4, "float", "tensor_group", 16, (4, "local"), "tensor_group")
+STATIC = ModuleFormat(FP8[0], 8, "float", "tensor", None, (8, False), "tensor")
+CHANNEL = ModuleFormat(FP8[0], 8, "float", "channel", None, (8, True), "token")
 LEAVES = {
     "self_attn.q_proj": 6.0,
     "self_attn.k_proj": 6.0,

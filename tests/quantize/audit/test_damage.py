@@ -55,12 +55,36 @@ def test_fp8_without_a_source(made: Make, tmp_path: Path, kind: str) -> None:
     assert found == ("listed" if tool.DAMAGES[kind].unseen else "breach")
 
 
+# what only the formats of integers have otherwise
+INTEGERS = [
+    "channel scales without a column",
+    "KV cache scales",
+    "rows of zero codes",
+    "rest of a weight zero",
+    "FP8 weight scales inverted",
+]
+
+
+@pytest.mark.parametrize("kind", INTEGERS)
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_integers_without_a_source(made: Make, tmp_path: Path, scheme: str, kind: str) -> None:
+    found = word(made(scheme, "stream").folder, kind, tmp_path / "copy", None)
+    assert found == ("note" if "cache" in kind else "breach")
+
+
+def test_our_own_formats_are_all_read(made: Make) -> None:
+    for scheme in ("int8", "int4", "mixed", "nvfp4-mlp"):
+        method = "stream" if scheme.startswith("int") else "oneshot"
+        report = audit_checkpoint(made(scheme, method).folder)
+        assert not any("does not read" in line for line in report.unproven), scheme
+
+
 @pytest.mark.parametrize("kind", UNSEEN)
 def test_what_is_listed_without_a_source_is_seen_with_one(
     made: Make, source: Path, tmp_path: Path, kind: str
 ) -> None:
     found = word(made("nvfp4").folder, kind, tmp_path / "copy", source)
-    assert found == ("listed" if tool.DAMAGES[kind].with_source else "breach")
+    assert found == ("listed" if "times too small" in kind else "breach")
 
 
 def test_recorded_hashes_see_what_is_listed_without_a_source(made: Make, tmp_path: Path) -> None:

@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from clefq.clef.weight_files import open_tensors
-from clefq.errors import AuditError
+from clefq.console import Console
+from clefq.errors import AuditError, CheckpointError
 from clefq.quantize.audit import audit_checkpoint
 from clefq.quantize.audit.report import AuditReport
 from clefq.quantize.audit.values import _longest, vocabulary
+from clefq.quantize.run import QuantizeSpec, quantize
 from tests.quantize.conftest import Make
 from tests.quantize.editing import LAYER, edit
 
@@ -163,3 +165,16 @@ def test_the_longest_run_over_blocks(blocks: list[list[bool]]) -> None:
     found = _longest(np.array(block, dtype=bool) for block in blocks)
     assert found[1] == length
     assert not length or found in runs
+
+
+def test_a_source_with_nan_is_refused_before_anything_runs(source: Path, tmp_path: Path) -> None:
+    shutil.copytree(source, tmp_path / "source")
+    tensors = load_file(tmp_path / "source" / "model.safetensors")
+    for name in (f"{LAYER}.1.mlp.up_proj.weight", f"{LAYER}.2.input_layernorm.weight"):
+        tensors[name].view(-1)[3] = float("nan")
+    save_file(tensors, tmp_path / "source" / "model.safetensors", metadata={"format": "pt"})
+    spec = QuantizeSpec(str(tmp_path / "source"), "fp8")
+    with pytest.raises(CheckpointError, match=r"up_proj\.weight holds 1 values") as caught:
+        quantize(spec, tmp_path / "out", Console(quiet=True))
+    assert len(caught.value.faults) == 1 and "input_layernorm" in caught.value.faults[0]
+    assert not list(tmp_path.glob("*out*"))
