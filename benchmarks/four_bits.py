@@ -207,6 +207,7 @@ LEVERS: dict[str, Callable[[Layer], tuple[Tensor, Tensor]]] = {
     "gptq-search": lambda layer: gptq(layer, searched_scales),
     "gptq-inputs": lambda layer: gptq(layer, searched_scales, inputs=True),
 }
+DATA_FREE = {"plain", "four-six", "search", "inputs-0.5", "inputs-2"}
 INPUT_LEVERS = {"inputs-0.5": 2.0, "inputs-2": 0.5}  # factors of the divisor
 
 
@@ -218,6 +219,7 @@ def main() -> None:
     parser.add_argument("--evals", type=Path, nargs="+", required=True)
     parser.add_argument("--levers", nargs="+", default=[*LEVERS, *INPUT_LEVERS])
     parser.add_argument("--checkpoints", type=Path, nargs="*", default=[])
+    parser.add_argument("--arithmetics", nargs="+", default=["w4a16", "w4a4"])
     parser.add_argument("--limit", type=int, help="records of each set")
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
@@ -231,8 +233,12 @@ def main() -> None:
     started = time.monotonic()
     # one record a batch: padding is no input
     alone = TransformersEngine(options.source, EngineSpec(max_length=4096, batch_tokens=1))
-    collect(alone, layers, records_of(options.calibration, None))
-    print(f"moments of {layers[0].moments.tokens:,} tokens: {time.monotonic() - started:.0f} s")
+    if DATA_FREE.issuperset(options.levers):
+        print("no lever needs data")
+    else:
+        collect(alone, layers, records_of(options.calibration, None))
+        took = time.monotonic() - started
+        print(f"moments of {layers[0].moments.tokens:,} tokens: {took:.0f} s")
     rows: list[dict] = []
     plain: dict[tuple[str, str], dict] = {}
     made = {folder.name: stored_in(folder) for folder in options.checkpoints}
@@ -242,7 +248,7 @@ def main() -> None:
         factor = INPUT_LEVERS.get(lever, 1.0)
         error = apply(layers, make, factor)
         seconds = time.monotonic() - started
-        for arithmetic in ("w4a16", "w4a4"):
+        for arithmetic in options.arithmetics:
             if lever in INPUT_LEVERS and arithmetic == "w4a16":
                 continue
             switch(layers, arithmetic == "w4a4")

@@ -44,6 +44,10 @@ def command(
     schemes: Annotated[
         str, typer.Option("--schemes", metavar="LIST", help="Formats to try on every block.")
     ] = "fp8,nvfp4a16,nvfp4",
+    rounding: Annotated[
+        str,
+        typer.Option("--rounding", metavar="NAME", help="Of NVFP4 weights: nearest or search."),
+    ] = "nearest",
     budget_bytes: Annotated[
         int | None,
         typer.Option(
@@ -155,6 +159,7 @@ def command(
     names = _Names(model, eval_set, calibration, out, run)
     asked = _Asked(budget_bytes, budget_gb, budget_fraction, budget_speed)
     spec = names.spec(schemes, engine, records, round(memory_gb * 1e9))
+    spec = replace(spec, rounding=rounding)
     wanted = SearchSpec(asked.budget(spec), parse_speeds(speeds), verify, published)
     found = run_sensitivity(spec, wanted, console)
     named = str(spec.model) if spec.revision is None else f"{spec.model_id}@{spec.revision}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from clefq.child import answer_parent
 from clefq.clef.family import FAMILY
 from clefq.console import Console
 from clefq.quantize.audit.measured import watching
+from clefq.quantize.gptq import searched_gptq
 from clefq.quantize.model_inputs import calibration_arguments
 from clefq.quantize.shared_scales import shared_scale_tables
 
@@ -66,7 +67,11 @@ def run_job(job: Job) -> None:
     if data.get("pipeline") == "basic" and job.offload is None:
         _onto_gpus(model)
     shared = shared_scale_tables() if job.shared_scales else nullcontext()
-    with shared, attention_as_at_inference(), watching(model, job.watched) as maxima:
+    ways = (shared, searched_gptq(), attention_as_at_inference())
+    with ExitStack() as stack:
+        for way in ways:
+            stack.enter_context(way)
+        maxima = stack.enter_context(watching(model, job.watched))
         oneshot(model=model, recipe=job.recipe, **data)
     if job.maxima is not None:
         Path(job.maxima).write_text(json.dumps(maxima), encoding="utf-8")

@@ -133,6 +133,8 @@ def _rounded(text: str, rounding: str) -> str:
     arguments = modifiers.pop(_NEAREST)
     name = _GPTQ if rounding == "gptq" else _NEAREST
     modifiers[name] = {**arguments, "weight_observer": SEARCH_OBSERVER}
+    if name == _GPTQ:
+        modifiers[name]["actorder"] = None  # scales are found in the columns' own order
     return _SAID[rounding] + _with_header(text, body)
 
 

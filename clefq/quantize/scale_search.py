@@ -29,7 +29,10 @@ _HALF_STEPS = 0.75 * 2.0**23
 
 
 def searched_scales(
-    groups: torch.Tensor, start: torch.Tensor, divisor: torch.Tensor
+    groups: torch.Tensor,
+    start: torch.Tensor,
+    divisor: torch.Tensor,
+    costs: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The group scales of least squared rounding error.
 
@@ -37,6 +40,7 @@ def searched_scales(
         groups: `[..., 16]`, weights.
         start: `[...]`, E4M3, the scales that amax / 6 gives.
         divisor: `[1]`, F32, the global scale.
+        costs: `[16]`, F32, what a squared error of each column costs; None for one.
 
     Returns:
         `[...]`, E4M3. No group's error is larger than under its first scale.
@@ -45,22 +49,24 @@ def searched_scales(
     codes = start.contiguous().view(torch.uint8).view(-1)
     step = _GPU_CHUNK if groups.is_cuda else _CHUNK
     found = [
-        _best(rows[at : at + step], codes[at : at + step], divisor)
+        _best(rows[at : at + step], codes[at : at + step], divisor, costs)
         for at in range(0, len(codes), step)
     ]
     return torch.cat(found).view(FP8).view(start.shape)
 
 
-def _best(rows: torch.Tensor, codes: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
+def _best(
+    rows: torch.Tensor, codes: torch.Tensor, divisor: torch.Tensor, costs: torch.Tensor | None
+) -> torch.Tensor:
     """The best E4M3 code of every group, `[groups]`, U8."""
-    weights = rows.T.float().abs_().contiguous()
+    weights = rows.T.float().abs().contiguous()
     work = torch.empty_like(weights), torch.empty_like(weights)
     wide = codes.to(torch.int32)
     best = codes
-    least = group_errors(weights, best, divisor, work)
+    least = group_errors(weights, best, divisor, costs, work)
     for step in STEPS[1:]:
         tried = (wide + step).clamp_(1, _LARGEST).to(torch.uint8)
-        errors = group_errors(weights, tried, divisor, work)
+        errors = group_errors(weights, tried, divisor, costs, work)
         better = errors < least
         best = torch.where(better, tried, best)
         least = torch.where(better, errors, least)
@@ -71,6 +77,7 @@ def group_errors(
     weights: torch.Tensor,
     codes: torch.Tensor,
     divisor: torch.Tensor,
+    costs: torch.Tensor | None = None,
     work: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Squared error of every group when it is rounded to nearest under a scale.
@@ -79,6 +86,7 @@ def group_errors(
         weights: `[16, groups]`, F32, magnitudes.
         codes: `[groups]`, U8, the scales' E4M3 codes.
         divisor: `[1]`, F32, the global scale.
+        costs: `[16]`, F32, what a squared error of each column costs; None for one.
         work: Two tensors like `weights`, to write to.
 
     Returns:
@@ -92,6 +100,8 @@ def group_errors(
     power.clamp_min_(1.0).mul_(_HALF_STEPS)
     error.add_(power).sub_(power).mul_(factor).sub_(weights)
     torch.mul(error, error, out=error)
+    if costs is not None:
+        error.mul_(costs.unsqueeze(1))
     while len(error) > 1:
         half = len(error) // 2
         error = error[:half] + error[half:]

@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from clefq.clef.family import FAMILY, MLP
-from clefq.clef.formats import BF16, RECIPE_FORMATS
+from clefq.clef.formats import BF16, PACKED_FP4, RECIPE_FORMATS, SEARCH_OBSERVER
 from clefq.errors import RecipeError
 from clefq.quantize.plan import Plan, arithmetic_of, make_plan
 from clefq.quantize.quiet import quiet_libraries
@@ -90,7 +90,11 @@ def _layout_of(plan: Plan, blocks: Sequence[Block], origin: str) -> Layout:
 
 
 def write_recipe(
-    folder: Path, blocks: Sequence[Block], layout: Mapping[str, str], header: Sequence[str]
+    folder: Path,
+    blocks: Sequence[Block],
+    layout: Mapping[str, str],
+    header: Sequence[str],
+    searched: bool = False,
 ) -> Recipe:
     """A recipe that gives each block its format, proved against llm-compressor's matching.
 
@@ -99,6 +103,7 @@ def write_recipe(
         blocks: Its blocks.
         layout: Block name to format.
         header: Lines of the leading comment.
+        searched: Whether NVFP4 group scales are searched.
 
     Raises:
         RecipeError: Nothing would be quantized.
@@ -110,7 +115,10 @@ def write_recipe(
     scheme = {preset: targets for preset, targets in scheme.items() if targets}
     if not scheme:
         raise RecipeError("this layout quantizes nothing: keep the BF16 checkpoint.")
-    modifier = {"scheme": scheme, "ignore": list(FAMILY.ignore)}
+    modifier: dict[str, object] = {"scheme": scheme, "ignore": list(FAMILY.ignore)}
+    used = [RECIPE_FORMATS[form].storage for form in layout.values() if form != BF16]
+    if searched and PACKED_FP4 in used:
+        modifier["weight_observer"] = SEARCH_OBSERVER
     body = {"quant_stage": {"quant_modifiers": {"QuantizationModifier": modifier}}}
     comment = "\n".join([*(f"# {line}".rstrip() for line in header), "#", RULE])
     text = f"{comment}\n{yaml.safe_dump(body, sort_keys=False, width=10_000)}"

@@ -1,7 +1,7 @@
 """Quantizes blocks of a loaded BF16 model in place.
 
-The weights are those of `clefq quantize`, the arithmetic that of `clefq predict`: rounded to
-nearest by `clefq.quantize.kernels`, with one global scale per fused product; products run through
+The weights are those of `clefq quantize`, the arithmetic that of `clefq predict`: rounded
+by `clefq.quantize.kernels`, with one global scale per fused product; products run through
 `clefq.engines.simulation`.
 """
 
@@ -51,30 +51,31 @@ class QuantizedBlock:
     errors: Mapping[str, float]
 
 
-def quantize_block(model: Any, block: Block, form: str) -> QuantizedBlock:
+def quantize_block(model: Any, block: Block, form: str, searched: bool = False) -> QuantizedBlock:
     """Rounds a block's weights.
 
     Args:
         model: The BF16 model.
         block: One of its blocks.
         form: A key of `RECIPE_FORMATS`.
+        searched: Whether NVFP4 group scales are searched.
     """
     weights: dict[str, QuantizedWeight] = {}
     errors = {}
     for unit in block.units:
-        found = _unit(model, unit, form)
+        found = _unit(model, unit, form, searched)
         errors[unit.name] = _error(model, found)
         weights |= found
     return QuantizedBlock(weights, errors)
 
 
-def _unit(model: Any, unit: Unit, form: str) -> dict[str, QuantizedWeight]:
+def _unit(model: Any, unit: Unit, form: str, searched: bool) -> dict[str, QuantizedWeight]:
     sources = {module: model.get_submodule(module).weight.detach() for module in unit.modules}
     if not kernels.ROUNDINGS[form].shared:
         return {module: _alone(weight, form) for module, weight in sources.items()}
     largest = torch.stack([kernels.absmax(weight) for weight in sources.values()]).max()
     divisor = kernels.global_scale(largest)
-    return {module: _nvfp4(weight, divisor) for module, weight in sources.items()}
+    return {module: _nvfp4(weight, divisor, searched) for module, weight in sources.items()}
 
 
 def _alone(weight: Tensor, form: str) -> QuantizedWeight:
@@ -88,8 +89,8 @@ def _alone(weight: Tensor, form: str) -> QuantizedWeight:
     return ChannelWeight(codes, scales.to(torch.float32).reshape(-1), weight.shape[1])
 
 
-def _nvfp4(weight: Tensor, divisor: Tensor) -> Nvfp4Weight:
-    args = weight_args("NVFP4A16")
+def _nvfp4(weight: Tensor, divisor: Tensor, searched: bool) -> Nvfp4Weight:
+    args = weight_args("NVFP4A16", searched)
     parts = [kernels.nvfp4_rows(rows, divisor, args) for rows in _row_blocks(weight)]
     packed, scales = (torch.cat(column) for column in zip(*parts, strict=True))
     return Nvfp4Weight(packed, scales, divisor.reshape(()), weight.shape[1])
@@ -116,10 +117,12 @@ class Installer:
     Attributes:
         backbone: The loaded BF16 backbone.
         divisors: Module to input global scale, for `nvfp4`.
+        searched: Whether NVFP4 group scales are searched.
     """
 
     backbone: Backbone
     divisors: Mapping[str, float]
+    searched: bool = False
 
     @contextmanager
     def installed(self, blocks: Sequence[tuple[Block, str]]) -> Iterator[dict[str, float]]:
@@ -139,7 +142,7 @@ class Installer:
         errors: dict[str, float] = {}
         try:
             for block, form in chosen:
-                made = quantize_block(model, block, form)
+                made = quantize_block(model, block, form, self.searched)
                 errors |= {f"{block.name}.{unit}": value for unit, value in made.errors.items()}
                 for module, weight in made.weights.items():
                     before[module] = model.get_submodule(module)

@@ -166,7 +166,8 @@ def _write_recipes(session: Session, recipe: Recipe | None, published: dict[str,
         write_text(out / RECIPE_FILE, recipe.text)
     for name, layout in published.items():
         header = [f"The published layout {name}, for {session.spec.model_id}."]
-        text = write_recipe(session.spec.model, session.blocks, layout, header).text
+        spec = session.spec
+        text = write_recipe(spec.model, session.blocks, layout, header, spec.searched).text
         write_text(out / PUBLISHED_FOLDER / f"{name}.yaml", text)
 
 
@@ -195,7 +196,8 @@ def _recipe(session: Session, costs: Costs, budget: Budget, layout: Layout) -> R
         f"eval set  {folder.name}, {folder.sha256()}, {len(session.records)} records",
         f"predicted KL {costs.total_kl(layout):.6g} nats, {size} bytes with the joint head",
     ]
-    return write_recipe(session.spec.model, session.blocks, layout, header)
+    spec = session.spec
+    return write_recipe(spec.model, session.blocks, layout, header, spec.searched)
 
 
 def _mean_tokens(session: Session) -> float:

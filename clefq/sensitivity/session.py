@@ -48,6 +48,7 @@ class SweepSpec:
         engine: How to run.
         records: Most records of the set, or None for all.
         memory: Most bytes of hidden states in memory.
+        rounding: How four-bit weights are rounded: `nearest` or `search`.
     """
 
     model: Path
@@ -60,6 +61,12 @@ class SweepSpec:
     engine: EngineSpec = field(default_factory=EngineSpec)
     records: int | None = None
     memory: int = 4 << 30
+    rounding: str = "nearest"
+
+    @property
+    def searched(self) -> bool:
+        """Whether NVFP4 group scales are searched."""
+        return self.rounding == "search"
 
 
 class Session:
@@ -79,6 +86,11 @@ class Session:
         self.checkpoint = open_checkpoint(spec.model)
         self.blocks = find_blocks(self.checkpoint)
         check_groups(self.blocks, spec.schemes)
+        if spec.rounding not in ("nearest", "search"):
+            raise InputError(
+                f"--rounding {spec.rounding} is not simulated: it is fitted to a whole model.",
+                fix="use nearest or search; `clefq quantize --recipe` can take GPTQModifier later.",
+            )
         self.eval_folder = open_set(spec.eval_set)
         self.calibration = None if spec.calibration is None else open_set(spec.calibration)
         if "nvfp4" in spec.schemes and self.calibration is None:
@@ -126,6 +138,7 @@ class Session:
             "engine": asdict(self.spec.engine),
             "device": self._device(),
             "versions": {"clefq": __version__, **{name: _version(name) for name in _LIBRARIES}},
+            **({} if self.spec.rounding == "nearest" else {"rounding": self.spec.rounding}),
         }
 
     def _device(self) -> str:
@@ -163,7 +176,7 @@ class Session:
         from clefq.sensitivity.quantizing import Installer
 
         divisors = self._divisors() if "nvfp4" in self.spec.schemes else {}
-        return Installer(self.engine.backbone, divisors)
+        return Installer(self.engine.backbone, divisors, self.spec.searched)
 
     def _divisors(self) -> dict[str, float]:
         from clefq.sensitivity.calibrating import StoredScales, input_divisors

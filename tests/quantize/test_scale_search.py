@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from clefq.clef.small_floats import E2M1_VALUES, E4M3
+from clefq.clef.small_floats import E2M1_VALUES, E4M3, round_to_e2m1
 from clefq.quantize import kernels
 from clefq.quantize.audit.tallies import weight_args
 from clefq.quantize.scale_search import FP8, STEPS, group_errors, searched_scales
@@ -81,6 +81,29 @@ def test_blocks_of_rows_do_not_change_a_bit() -> None:
     parts = [kernels.nvfp4_rows(rows, divisor, SEARCHED) for rows in weight.split(17)]
     for one, pieces in zip(whole, zip(*parts, strict=True), strict=True):
         assert one.view(torch.uint8).equal(torch.cat(pieces).view(torch.uint8))
+
+
+def test_weights_in_f32_are_left_as_they_are() -> None:
+    weight = weights().float()
+    before, divisor = weight.clone(), kernels.global_scale(kernels.absmax(weight))
+    kernels.nvfp4_rows(weight, divisor, SEARCHED)
+    assert weight.equal(before)
+
+
+def test_a_column_that_costs_more_decides() -> None:
+    group = torch.tensor([[1.0, 5.3] + [0.0] * 14])
+    start = torch.tensor([1.0]).to(FP8)
+    one = torch.ones(1)
+
+    def off(costs: torch.Tensor) -> torch.Tensor:
+        scale = searched_scales(group, start, one, costs)
+        stored = round_to_e2m1(group / scale.float()) * scale.float()
+        return (stored - group).abs()[0]
+
+    first, second = torch.ones(16), torch.ones(16)
+    first[0], second[1] = 1e4, 1e4
+    assert off(first)[0] <= off(second)[0]
+    assert off(second)[1] < off(first)[1]
 
 
 def test_the_largest_scale_is_not_exceeded() -> None:

@@ -175,3 +175,26 @@ def test_options_are_read_strictly() -> None:
     for wrong in ("fp8", "fp8=0", "fp8=fast", "bf16=2", "int3=2", "fp8=nan"):
         with pytest.raises(InputError, match="--speeds"):
             parse_speeds(wrong)
+
+
+def test_searched_scales_are_the_recipe_s_and_the_sweep_s(
+    release: Path, blocks: tuple[Block, ...]
+) -> None:
+    """One observer for NVFP4; a recipe without it is as before, and so is its layout."""
+    four, eight = uniform(blocks, "nvfp4a16"), uniform(blocks, "fp8")
+    assert write_recipe(release, blocks, four, ["x"], searched=True).rounding == "search"
+    assert write_recipe(release, blocks, eight, ["x"], searched=True).rounding == "nearest"
+    assert write_recipe(release, blocks, four, ["x"]).rounding == "nearest"
+
+
+def test_a_searched_block_has_less_weight_error(release: Path, blocks: tuple[Block, ...]) -> None:
+    from clefq.engines.transformers_engine import open_engine
+    from clefq.sensitivity.quantizing import quantize_block
+
+    engine = open_engine(release, EngineSpec(threads=1))
+    plain, found = (
+        quantize_block(engine.backbone.model, blocks[1], "nvfp4a16", searched).errors
+        for searched in (False, True)
+    )
+    engine.close()
+    assert all(found[unit] < 0.95 * plain[unit] for unit in plain)
