@@ -13,6 +13,7 @@ from clefq.clef.formats import BF16, RECIPE_FORMATS, RECIPES
 from clefq.clef.tensor_files import read_header
 from clefq.clef.weight_files import open_tensors
 from clefq.console import Console
+from clefq.engines.base import EngineSpec
 from clefq.errors import InputError, RecipeError
 from clefq.quantize.plan import make_plan
 from clefq.quantize.recipes import Recipe, bundled_recipe
