@@ -26,8 +26,10 @@ Columns = tuple[torch.Tensor, torch.Tensor]
 @contextmanager
 def searched_gptq() -> Iterator[None]:
     """Makes llm-compressor's GPTQ round so, inside the block, where a recipe names the search."""
-    from llmcompressor.modifiers.gptq import base
+    from importlib import import_module
 
+    # the name that its modifier calls, which its module does not export
+    base: Any = import_module("llmcompressor.modifiers.gptq.base")
     theirs = base.quantize_weight
 
     def quantize_weight(  # noqa: PLR0913  (the library's)
