@@ -129,7 +129,7 @@ def plan_from_report(
         power: Wanted power.
     """
     source = StoredSource(document)
-    for gate in gates.gates:
+    for gate in gates.at_each_look:
         for result in judge_gate(gate, source):
             yield _row_of_result(gate, result, power)
 
@@ -218,7 +218,7 @@ def plan_from_assumptions(
         assumed: The assumptions.
         document: A `parity.json` value, from which gates are planned that no assumption is about.
     """
-    for gate in gates.gates:
+    for gate in gates.at_each_look:
         limit = limit_of(gate.direction, gate.margin, gate.bound)
         whole = gate.slice is None and gate.reference == "baseline"
         if document is not None and not (whole and _about(gate)):

@@ -24,6 +24,7 @@ from clefq.parity.gates.compare import (
 )
 from clefq.parity.gates.files import LoadedGates
 from clefq.parity.gates.judging import FigureQuery, judge_gates, limit_of
+from clefq.parity.gates.looks import LOOKS_BANNER, Look
 from clefq.parity.gates.preregistration import (
     UNPROVEN,
     Commit,
@@ -165,7 +166,11 @@ def judge_again(document: Mapping[str, Any], path: Path, files: Sequence[Path]) 
     # the very files that were held against the set then: their hashes were compared
     read = bool(document["coverage"].get("set_read", False))
     expected = document["coverage"]["expected"]
-    spec = replace(spec, expected=expected, set_read=read, set_faults=_set_faults(document))
+    looks = document["gate_file"].get("looks") or {"made": []}
+    before = {candidate.meta.variant: tuple(Look(**look) for look in looks["made"])}
+    spec = replace(
+        spec, expected=expected, set_read=read, set_faults=_set_faults(document), before=before
+    )
     report = judge_candidate(baseline, candidate, spec, replicates)
     return replace(
         report,
@@ -389,7 +394,7 @@ def _from_bounds(
 
 
 # banners that only the answers can raise again
-_OF_THE_ANSWERS = ("replicate:", WEAK_BASELINE, ROUNDED_COPY)
+_OF_THE_ANSWERS = ("replicate:", WEAK_BASELINE, ROUNDED_COPY, f"{LOOKS_BANNER}:")
 _STALE = (
     "the report is not of the predictions that lie here.",
     "the predictions were changed after the report",

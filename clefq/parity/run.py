@@ -15,14 +15,16 @@ from typing import Any
 from clefq import __version__
 from clefq.clef.formats import SCHEMES
 from clefq.console import Console
-from clefq.errors import PredictionsError
+from clefq.errors import ClefqError, PredictionsError
 from clefq.parity.gates.compare import CandidateReport, JudgeSpec, judge_candidate
 from clefq.parity.gates.files import LoadedGates, load_gates
+from clefq.parity.gates.looks import Look, looks_before
 from clefq.parity.gates.preregistration import GitEvidence, find_superseded, git_evidence
 from clefq.parity.gates.verdict import UNCHECKED
 from clefq.parity.report.documents import JudgedFrom, Provenance
-from clefq.parity.report.files import ReportSpec, write_reports
+from clefq.parity.report.files import REPORT_FILE, ReportSpec, write_reports
 from clefq.parity.report.keeping import Inputs, Others, other_reports
+from clefq.parity.report.parity_json import read_parity
 from clefq.parity.report.summary import Sizes
 from clefq.parity.statistics.set_truth import read_truth
 from clefq.plain_files import sha256_file
@@ -100,6 +102,7 @@ def judge_set(job: SetJob, spec: JudgeSpec, console: Console) -> dict[str, Any]:
     truth = None if job.set_path is None else read_truth(job.set_path)
     expected = None if truth is None else truth.n_questions
     spec = replace(spec, expected=expected, truth=truth, set_read=truth is not None)
+    spec = replace(spec, before=_looks_before(job.out, spec.loaded, candidates))
     reports = []
     with console.progress("judge", len(candidates)) as advance:
         for candidate in candidates:
@@ -125,6 +128,24 @@ def _others(job: SetJob, spec: JudgeSpec, baseline: Predictions, judged: Sequenc
         version=__version__,
     )
     return other_reports(job.out, judged, inputs)
+
+
+def _looks_before(
+    out: Path, loaded: LoadedGates, candidates: Sequence[Predictions]
+) -> dict[str, tuple[Look, ...]]:
+    """The looks that the reports which will be replaced tell of, by variant."""
+    found = {}
+    for candidate in candidates:
+        path = out / candidate.meta.variant / REPORT_FILE
+        if path.is_file():
+            try:
+                gates = (loaded.sha256, loaded.gates.supersedes)
+                found[candidate.meta.variant] = looks_before(
+                    read_parity(path), gates, candidate.meta
+                )
+            except ClefqError:  # no report of ours, or of another version
+                continue
+    return found
 
 
 def provenance(judged_from: JudgedFrom) -> Provenance:

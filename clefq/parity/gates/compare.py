@@ -14,6 +14,7 @@ import numpy as np
 
 from clefq.parity.gates.files import LoadedGates
 from clefq.parity.gates.judging import FigureQuery, GateResult, judge_gates
+from clefq.parity.gates.looks import Look, Looks, with_look
 from clefq.parity.gates.preregistration import AFTER_RESULTS, GitEvidence, Preregistration, assess
 from clefq.parity.gates.schema import GateFile
 from clefq.parity.gates.verdict import INVALID, Coverage, Evidence, Verdict, draw_verdict
@@ -59,6 +60,7 @@ class JudgeSpec:
             failed on both sides.
         truth: The set itself, against which both files are held; None where it is not here.
         set_faults: How these very files differed from the set when a stored report was made.
+        before: Looks that were made at this candidate before, for each variant's name.
         set_read: Whether that was done, or is known to have been done with these very files.
     """
 
@@ -71,6 +73,7 @@ class JudgeSpec:
     truth: SetTruth | None = None
     set_faults: tuple[str, ...] = ()
     set_read: bool = True
+    before: Mapping[str, tuple[Look, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,7 @@ class CandidateReport:
         noise: The baseline against its own replicates, or None.
         replicates: Provenance of those replicates.
         files: Role → `{"path", "sha256"}` of the predictions files, set by the caller.
+        looks: Verdicts on the set while it grew.
     """
 
     baseline: PredictionsMeta
@@ -121,6 +125,7 @@ class CandidateReport:
     noise: NoiseFloor | None = None
     replicates: tuple[PredictionsMeta, ...] = ()
     files: Mapping[str, Any] = field(default_factory=dict)
+    looks: Looks = field(default_factory=Looks)
 
 
 class StatisticsSource:
@@ -222,6 +227,13 @@ def judge_candidate(
     source = StatisticsSource(statistics, noise, excuse)
     floors = baseline_floors(pairs, statistics.values, statistics.spec.confidence)
     coverage = _with_doubts(coverage_of(pairs, gates.coverage, spec), gates, floors)
+    looks = with_look(
+        gates.looks,
+        spec.before.get(candidate.meta.variant, ()),
+        candidate.meta.eval_set_sha256,
+        coverage.expected,
+    )
+    coverage = replace(coverage, doubts=(*coverage.doubts, *looks.doubt))
     superseded = _superseded(spec, statistics, noise, floors)
     old = superseded
     banners = gate_banners(
@@ -229,6 +241,7 @@ def judge_candidate(
         None if old is None else (old.loaded.gates.name, old.loaded.sha256, old.verdict.word),
     )
     banners += () if excuse is None else (f"replicate: {excuse}",)
+    banners += looks.banner
     banners += floor_banners(floors)
     if is_rounded_copy(pairs):
         banners += (ROUNDED_COPY,)
@@ -262,6 +275,7 @@ def judge_candidate(
         superseded=superseded,
         noise=noise,
         replicates=tuple(replicate.meta for replicate in replicates),
+        looks=looks,
     )
 
 
@@ -444,4 +458,7 @@ def _unpaired(
         banners=gate_banners(prereg.status, None),
     )
     coverage = Coverage(0, 0, 0, 0, spec.loaded.gates.coverage, set_read=read)
-    return CandidateReport(baseline, candidate, spec.loaded, prereg, coverage, None, (), verdict)
+    looks = Looks(spec.loaded.gates.looks, tuple(spec.before.get(candidate.variant, ())))
+    return CandidateReport(
+        baseline, candidate, spec.loaded, prereg, coverage, None, (), verdict, looks=looks
+    )

@@ -125,7 +125,7 @@ def limit_of(direction: str, margin: float | None, bound: float | None) -> float
 
 def judge_gates(gates: GateFile, source: FigureSource) -> tuple[GateResult, ...]:
     """Judges every gate of a file, slices expanded, in the file's order."""
-    return tuple(result for gate in gates.gates for result in judge_gate(gate, source))
+    return tuple(result for gate in gates.at_each_look for result in judge_gate(gate, source))
 
 
 def judge_gate(gate: Gate, source: FigureSource) -> Iterator[GateResult]:

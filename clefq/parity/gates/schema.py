@@ -26,6 +26,7 @@ from clefq.store.yaml_text import load_yaml, yaml_fault
 
 SCHEMA = "clefq.gates/1"
 MIN_RECORDS_KL = 256
+MOST_LOOKS = 20
 # at 0.5 the one-sided bound is the estimate itself, and no interval is left
 LEAST_CONFIDENCE = 0.51
 # limits beyond which a gate shows nothing, by unit
@@ -233,6 +234,8 @@ class GateFile(Stored):
         alarm_confidence: Family-wise one-sided confidence of the slice alarms (Holm).
         set_check: `any`, or `required`: without the set at hand, against which both files are
             held, no required gate passes.
+        looks: Verdicts that are planned on the set while it grows; each has that part of every
+            gate's error.
         baseline_floor: `none`, `chance` or `majority`: unless the baseline is shown to be more
             accurate than that, no required gate passes.
         cut_states: `any`, or `invalid`: where a question was answered from a shortened state, on
@@ -255,12 +258,22 @@ class GateFile(Stored):
     set_check: Literal["any", "required"] = "any"
     baseline_floor: Literal["none", "chance", "majority"] = "none"
     cut_states: Literal["any", "invalid"] = "any"
+    looks: Annotated[int, _within(1, MOST_LOOKS)] = 1
     schema: Annotated[str, expected(SCHEMA)] = SCHEMA
 
     @property
     def bound(self) -> bool:
         """Whether it is bound to a set and a baseline."""
         return self.eval_set is not None and self.baseline is not None
+
+    @property
+    def at_each_look(self) -> tuple[Gate, ...]:
+        """The gates at the confidence of one look, 1 − (1 − c)/looks."""
+        if self.looks == 1:
+            return self.gates
+        return tuple(
+            replace(gate, confidence=1 - (1 - gate.confidence) / self.looks) for gate in self.gates
+        )
 
     def faults(self) -> Iterable[str]:
         """What gates, policies and bindings make wrong together."""

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from clefq.errors import InputError
 from clefq.parity.gates.judging import GateResult
+from clefq.parity.gates.looks import Looks
 from clefq.parity.gates.preregistration import Preregistration
 from clefq.parity.gates.schema import PolicySpec
 from clefq.parity.gates.verdict import Coverage, Verdict
@@ -143,10 +144,12 @@ class GateFileEntry(GateFileName):
     Attributes:
         preregistration: Whether the gates predate the candidate's results.
         superseded: The gate file that it replaces, or null.
+        looks: Verdicts that were planned and made on the set while it grew.
     """
 
     preregistration: Preregistration
     superseded: SupersededEntry | None
+    looks: Looks = field(default_factory=Looks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,7 @@ def _gate_file(report: CandidateReport) -> dict[str, Any]:
     return {
         **_gate_identity(report.loaded),
         "preregistration": report.preregistration.to_json(),
+        "looks": report.looks.to_json(),
         "superseded": None
         if old is None
         else {
