@@ -73,8 +73,11 @@ class Rejudged:
 def find_reports(target: Path) -> list[Path]:
     """Every `parity.json` at or under `target`.
 
+    A report folder is held against its `summary.json`, which names every candidate that was judged
+    together. One that was edited, or a folder that is gone as a whole, cannot be seen.
+
     Raises:
-        InputError: There is none.
+        InputError: There is none, or a candidate of a comparison or the list of them is gone.
     """
     if target.suffix in (".yaml", ".yml"):
         raise InputError(
@@ -103,7 +106,30 @@ def find_reports(target: Path) -> list[Path]:
     if not found:
         what = f"holds no {REPORT_FILE}" if target.exists() else "is not there"
         raise InputError(f"{target} {what}.", fix="make a report with `clefq parity`.")
+    _check_listed([path for path in found if path.parent != target])
     return found
+
+
+def _check_listed(reports: Sequence[Path]) -> None:
+    """Refuses reports of a comparison of which nobody can tell who was in it."""
+    faults = []
+    for folder in sorted({path.parent.parent for path in reports}):
+        summary = folder / SUMMARY_FILE
+        if not summary.is_file():
+            faults.append(f"{summary} is gone: which candidates were judged here cannot be told")
+            continue
+        known = {variant for variant, _ in _said_in(summary)}
+        faults += [
+            f"{path} is of no candidate that {SUMMARY_FILE} beside it lists"
+            for path in reports
+            if path.parent.parent == folder and path.parent.name not in known
+        ]
+    if faults:
+        raise InputError(
+            "a report folder is not as it was written:",
+            fix="make the reports again with `clefq parity`, or name one parity.json.",
+            faults=faults,
+        )
 
 
 def _said_in(summary: Path) -> list[tuple[str, str]]:

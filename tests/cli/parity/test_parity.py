@@ -469,6 +469,17 @@ def test_a_candidate_whose_report_is_gone_is_no_pass(
     assert clefq("gate", run_folder / "report", "--quiet") == 2
     said = capsys.readouterr().err
     assert "nvfp4" in said and "FAIL" in said
+    # nor where the list of candidates went with it, or no longer has it
+    summary = run_folder / "report" / "synthetic" / "summary.json"
+    listed = json.loads(summary.read_text("utf-8"))
+    summary.unlink()
+    assert clefq("gate", run_folder / "report", "--quiet") == 2
+    assert "cannot be told" in " ".join(capsys.readouterr().err.split())
+    good = run_folder / "report" / "synthetic" / "fp8"
+    assert clefq("gate", good, "--quiet") == clefq("gate", good / "parity.json", "--quiet") == 0
+    listed["candidates"] = listed["candidates"][1:]
+    summary.write_text(json.dumps(listed), "utf-8")
+    assert clefq("gate", run_folder / "report", "--quiet") == 2
 
 
 @pytest.mark.parametrize("scheme", ["NVFP4", "fp88"])
