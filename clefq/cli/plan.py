@@ -92,7 +92,10 @@ def command(
     else:
         rows = _gate_rows(_gates(gates, document), document, assumed, changed)
     total = None if document is None or own or changed else document["coverage"]["expected"]
-    console.result(_json(rows, assumed, total), _text(rows, assumed, total))
+    curves = [] if document is None or own or changed or gates else _operating(document)
+    console.result(
+        {**_json(rows, assumed, total), "operating": curves}, _text(rows, assumed, total, curves)
+    )
 
 
 def _document(report: Path | None) -> tuple[dict[str, Any] | None, str]:
@@ -186,12 +189,23 @@ def _json(rows: Sequence[PlanRow], assumed: Assumptions, total: int | None) -> d
     }
 
 
-def _text(rows: Sequence[PlanRow], assumed: Assumptions, total: int | None) -> RenderableType:
+def _operating(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """How likely the report's own set passes its own gates, by the true loss."""
+    return list((document["details"] or {}).get("operating") or ())
+
+
+def _text(
+    rows: Sequence[PlanRow],
+    assumed: Assumptions,
+    total: int | None,
+    curves: Sequence[dict[str, Any]],
+) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     from clefq.parity.gates.formatting import count
+    from clefq.parity.report.details import operating_lines
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("gate", overflow="fold")
@@ -210,6 +224,7 @@ def _text(rows: Sequence[PlanRow], assumed: Assumptions, total: int | None) -> R
             f"power {assumed.power:.0%} ({assumed.source})"
         )
     )
+    parts += [Text(f"{name}: {text}") for name, text in operating_lines(curves)]
     if total is not None:
         parts.append(Text(_whole(rows, total)))
         return Group(*parts)

@@ -22,8 +22,8 @@ from clefq.parity.gates.looks import Look, looks_before
 from clefq.parity.gates.preregistration import GitEvidence, find_superseded, git_evidence
 from clefq.parity.gates.verdict import UNCHECKED
 from clefq.parity.report.documents import JudgedFrom, Provenance
-from clefq.parity.report.files import REPORT_FILE, ReportSpec, write_reports
-from clefq.parity.report.keeping import Inputs, Others, other_reports
+from clefq.parity.report.files import ReportSpec, write_reports
+from clefq.parity.report.keeping import REPORT_FILE, Inputs, Others, other_reports
 from clefq.parity.report.parity_json import read_parity
 from clefq.parity.report.summary import Sizes
 from clefq.parity.statistics.set_truth import read_truth

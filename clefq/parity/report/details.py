@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from clefq.parity.gates.formatting import count, figure, interval
@@ -76,6 +76,7 @@ def _accuracies(details: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             + "; failed answers count as wrong",
         )
     yield from _clustering(details.get("clustering") or {})
+    yield from operating_lines(details.get("operating") or ())
 
 
 def _clustering(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -93,6 +94,13 @@ def _clustering(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 f"{figure(one['without'], signed=name.endswith('_delta'))}"
             )
         yield f"records behind {name.replace('_', ' ')}", text
+
+
+def operating_lines(curves: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Name and text of each gate's operating characteristic."""
+    for curve in curves:
+        points = (f"{item['passes']:.0%} at {100 * item['loss']:.2g}" for item in curve["curve"])
+        yield f"chance to pass {curve['gate']}", f"{', '.join(points)} points of true loss"
 
 
 def _percentiles(found: Mapping[str, Any]) -> str:

@@ -270,6 +270,7 @@ class Details(Stored):
         accuracy: Accuracy with failures counted as wrong.
         wilson: Wilson intervals.
         clustering: By metric, how many records its interval rests on, and which of them move it.
+        operating: By gate, how likely this set passes it at a true loss.
     """
 
     percentiles: Mapping[str, Any] | None
@@ -281,6 +282,7 @@ class Details(Stored):
     accuracy: Mapping[str, Any] | None
     wilson: Mapping[str, Any] | None
     clustering: Mapping[str, Any] | None = None
+    operating: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 from clefq.parity.gates.compare import CandidateReport
 from clefq.parity.gates.files import LoadedGates
+from clefq.parity.gates.operating import operating
 from clefq.parity.report.documents import SCHEMA, Provenance, check_document
 from clefq.parity.report.flips import flips_summary
 from clefq.parity.statistics.details import describe
@@ -52,7 +53,12 @@ def parity_document(report: CandidateReport, provenance: Provenance) -> dict[str
         "gates": [result.to_json() for result in report.results],
         "gate_file": _gate_file(report),
         "flips": {} if statistics is None else flips_summary(statistics.pairs, statistics.values),
-        "details": None if statistics is None else describe(statistics),
+        "details": None
+        if statistics is None
+        else {
+            **describe(statistics),
+            "operating": operating(statistics, report.loaded.gates.at_each_look),
+        },
         "noise_floor": _noise_floor(report),
         "policies": _policies(report),
         "provenance": asdict(provenance),

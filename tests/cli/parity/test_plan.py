@@ -58,6 +58,9 @@ def test_from_a_report(clefq: Clefq, small_run: Path, capsys: pytest.CaptureFixt
     # a bounded mean allows for a record that the set lacks: so few records leave it open
     assert variation["decided"] is False and variation["needed"] > variation["have"]
     assert document["assumptions"]["deff"] >= 1
+    curves = {curve["gate"]: curve["curve"] for curve in document["operating"]}
+    assert set(curves) == {"accuracy", "confident-agreement"}
+    assert curves["accuracy"][0]["loss"] == 0 == curves["accuracy"][-1]["passes"]
     # other gates, the same figures
     assert clefq("plan", "report", "--gates", "smoke", "--json") == 0
     smoke = {row["gate"]: row for row in rows(capsys)}
