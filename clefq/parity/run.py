@@ -26,7 +26,7 @@ from clefq.parity.report.files import ReportSpec, write_reports
 from clefq.parity.report.keeping import REPORT_FILE, Inputs, Others, other_reports
 from clefq.parity.report.parity_json import read_parity
 from clefq.parity.report.summary import Sizes
-from clefq.parity.statistics.set_truth import read_truth
+from clefq.parity.statistics.set_truth import differences, read_truth
 from clefq.plain_files import sha256_file
 from clefq.store.predictions import Predictions, PredictionsMeta, read_predictions
 
@@ -101,6 +101,8 @@ def judge_set(job: SetJob, spec: JudgeSpec, console: Console) -> dict[str, Any]:
     _check_schemes([baseline, *replicates, *candidates])
     truth = None if job.set_path is None else read_truth(job.set_path)
     expected = None if truth is None else truth.n_questions
+    if truth is not None:  # once for all candidates
+        spec = replace(spec, baseline_faults=tuple(differences(truth, baseline, "baseline")))
     spec = replace(spec, expected=expected, truth=truth, set_read=truth is not None)
     spec = replace(spec, before=_looks_before(job.out, spec.loaded, candidates))
     reports = []

@@ -63,3 +63,11 @@ def arrow_array(column: pd.Series[Any], kind: pa.DataType) -> pa.Array:
     else:
         found = pa.array(column.to_numpy(dtype=object), type=kind, from_pandas=True)
     return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+
+
+def plain_values(column: pd.Series[Any]) -> list[Any]:
+    """A column as Python values; a null of Arrow's is None."""
+    if isinstance(column.dtype, pd.ArrowDtype):
+        values: list[Any] = pa.array(column.array).to_pylist()
+        return values
+    return list(column.tolist())

@@ -59,6 +59,7 @@ class JudgeSpec:
         expected: Questions of the set where it is known; those in neither file then count as
             failed on both sides.
         truth: The set itself, against which both files are held; None where it is not here.
+        baseline_faults: How the baseline differs from it, where that was found before.
         set_faults: How these very files differed from the set when a stored report was made.
         before: Looks that were made at this candidate before, for each variant's name.
         set_read: Whether that was done, or is known to have been done with these very files.
@@ -71,6 +72,7 @@ class JudgeSpec:
     threads: int = 2
     expected: int | None = None
     truth: SetTruth | None = None
+    baseline_faults: tuple[str, ...] | None = None
     set_faults: tuple[str, ...] = ()
     set_read: bool = True
     before: Mapping[str, tuple[Look, ...]] = field(default_factory=dict)
@@ -202,7 +204,7 @@ def judge_candidate(
         PredictionsError: The files were made on different sets.
     """
     prereg = assess(spec.loaded, spec.evidence, candidate.meta)
-    faults = spec.set_faults or _set_faults(spec.truth, baseline, candidate)
+    faults = spec.set_faults or _set_faults(spec.truth, baseline, candidate, spec.baseline_faults)
     if faults:
         return _unpaired(baseline.meta, candidate.meta, spec, prereg, faults)
     try:
@@ -376,12 +378,17 @@ def no_excuse(noise: NoiseFloor | None) -> str | None:
 
 
 def _set_faults(
-    truth: SetTruth | None, baseline: Predictions, candidate: Predictions
+    truth: SetTruth | None,
+    baseline: Predictions,
+    candidate: Predictions,
+    baseline_faults: tuple[str, ...] | None = None,
 ) -> tuple[str, ...]:
     if truth is None:
         return ()
-    both = (("baseline", baseline), ("candidate", candidate))
-    return tuple(fault for role, side in both for fault in differences(truth, side, role))
+    known = baseline_faults
+    if known is None:
+        known = tuple(differences(truth, baseline, "baseline"))
+    return (*known, *differences(truth, candidate, "candidate"))
 
 
 def _superseded(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from clefq.clef.records import Record, record_to_json
 from clefq.plain_files import compact_json
+from clefq.store.list_columns import plain_values
 from clefq.store.predictions import Predictions
 from clefq.store.sets import open_set
 
@@ -110,7 +111,7 @@ def differences(truth: SetTruth, predictions: Predictions, role: str) -> list[st
 
 def _differing(truth: SetTruth, predictions: Predictions) -> Iterator[tuple[str, str]]:
     frame = predictions.frame
-    columns = [frame[name].tolist() for name in ("record_id", "question_id", *COLUMNS)]
+    columns = [plain_values(frame[name]) for name in ("record_id", "question_id", *COLUMNS)]
     for record, question, *row in zip(*columns, strict=True):
         expected = truth.rows.get((record, question))
         where = f"{record}/{question}"
