@@ -51,6 +51,9 @@ def command(
         bool,
         typer.Option("--inconclusive-ok", help="JUnit: inconclusive gates are skipped tests."),
     ] = False,
+    pick: Annotated[
+        bool, typer.Option("--pick", help="Recommend one of the candidates that pass.")
+    ] = False,
     run: Run = None,
     json_output: Json = False,
     quiet: Quiet = False,
@@ -93,6 +96,7 @@ def command(
             sizes=comparison.sizes(found, folder),
             inconclusive_fails=not inconclusive_ok,
             set_path=found.set_path,
+            pick=pick,
         )
         results.append((target, judge_set(job, spec, console)))
     console.result(comparison_json(results), comparison_text(results))

@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from clefq.parity.gates.choosing import Duel
 from clefq.parity.gates.formatting import MARKS, NONE, count
 from clefq.parity.gates.rows import figure_row
 from clefq.parity.gates.verdict import EXIT_CODES, worst
@@ -38,9 +39,18 @@ def comparison_text(results: Sequence[Result]) -> RenderableType:
     parts: list[RenderableType] = []
     for folder, summary in results:
         parts += [_heading(summary), _table(summary), *reason_lines(summary["candidates"])]
-        parts += [Text(line) for line in _other_reports(summary)]
+        parts += [Text(line) for line in (*_choice(summary), *_other_reports(summary))]
         parts.append(Text(f"report  {_near(folder) / 'index.html'}"))
     return Group(*parts)
+
+
+def _choice(summary: Mapping[str, Any]) -> Iterator[str]:
+    """The pairs of candidates and the recommendation, where that was asked."""
+    found = summary.get("choice")
+    if found is None:
+        return
+    yield from (f"    {Duel(**pair).text}" for pair in found["pairs"])
+    yield f"choice: {found['recommended'] or 'none'}: {found['reason']}"
 
 
 def _other_reports(summary: Mapping[str, Any]) -> Iterator[str]:

@@ -16,6 +16,7 @@ from clefq import __version__
 from clefq.clef.formats import SCHEMES
 from clefq.console import Console
 from clefq.errors import ClefqError, PredictionsError
+from clefq.parity.gates.choosing import Choice, choose, duels
 from clefq.parity.gates.compare import CandidateReport, JudgeSpec, judge_candidate
 from clefq.parity.gates.files import LoadedGates, load_gates
 from clefq.parity.gates.looks import Look, looks_before
@@ -49,6 +50,7 @@ class SetJob:
         inconclusive_fails: Whether inconclusive gates are failures in JUnit.
         set_path: The set's folder, against which every file is held, or None where it is not
             here.
+        pick: Whether to recommend one of the candidates.
     """
 
     baseline: Path
@@ -58,6 +60,7 @@ class SetJob:
     sizes: Sizes = field(default_factory=Sizes)
     inconclusive_fails: bool = True
     set_path: Path | None = None
+    pick: bool = False
 
 
 def load_spec(gates: str) -> JudgeSpec:
@@ -114,10 +117,26 @@ def judge_set(job: SetJob, spec: JudgeSpec, console: Console) -> dict[str, Any]:
             advance(1)
     others = _others(job, spec, baseline, [report.candidate.variant for report in reports])
     report_spec = ReportSpec(
-        provenance(FROM_PREDICTIONS), job.sizes, job.inconclusive_fails, others.kept
+        provenance(FROM_PREDICTIONS),
+        job.sizes,
+        job.inconclusive_fails,
+        others.kept,
+        _choice(candidates, reports, job, spec) if job.pick else None,
     )
     summary = write_reports(job.out, reports, report_spec)
     return {**summary, "kept": list(others.kept), "removed": dict(others.removed)}
+
+
+def _choice(
+    candidates: Sequence[Predictions],
+    reports: Sequence[CandidateReport],
+    job: SetJob,
+    spec: JudgeSpec,
+) -> Choice:
+    """The recommendation among the candidates that are judged now."""
+    words = {report.candidate.variant: report.verdict.word for report in reports}
+    speeds = {name: float(speed["value"]) for name, speed in job.sizes.throughput.items()}
+    return choose(words, duels(candidates, spec.loaded.sha256), job.sizes.bytes, speeds)
 
 
 def _others(job: SetJob, spec: JudgeSpec, baseline: Predictions, judged: Sequence[str]) -> Others:

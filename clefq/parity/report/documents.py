@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from clefq.errors import InputError
+from clefq.parity.gates.choosing import Choice
 from clefq.parity.gates.judging import GateResult
 from clefq.parity.gates.looks import Looks
 from clefq.parity.gates.preregistration import Preregistration
@@ -505,6 +506,7 @@ class Summary(Stored):
         gate_file: What judged them.
         candidates: One row each.
         provenance: When they were judged.
+        choice: Which candidate is recommended (`clefq parity --pick`), or null.
     """
 
     schema: Literal["clefq.summary/1"]
@@ -515,6 +517,7 @@ class Summary(Stored):
     gate_file: SummaryGates
     candidates: tuple[CandidateRow, ...]
     provenance: SummaryProvenance
+    choice: Choice | None = None
 
 
 # name → model, version

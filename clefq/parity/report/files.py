@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from clefq.errors import ClefqError, InputError
+from clefq.parity.gates.choosing import Choice
 from clefq.parity.gates.compare import CandidateReport
 from clefq.parity.report.coherence import coherence_plot
 from clefq.parity.report.documents import Provenance, check_document
@@ -58,12 +59,14 @@ class ReportSpec:
         sizes: Sizes and speeds of the models.
         inconclusive_fails: Whether inconclusive gates are failures in JUnit.
         kept: `parity.json` values of other candidates, whose folders stay as they are.
+        choice: Which candidate is recommended, where that was asked.
     """
 
     provenance: Provenance
     sizes: Sizes
     inconclusive_fails: bool = True
     kept: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    choice: Choice | None = None
 
 
 def write_reports(
@@ -90,11 +93,15 @@ def write_reports(
             documents.append(_write_candidate(partial / variant, report, spec, before))
         for variant in spec.kept:
             shutil.copytree(folder / variant, partial / variant)
+        choice = None if spec.choice is None else spec.choice.to_json()
         summary = summary_document([*documents, *spec.kept.values()], _all_sizes(folder, spec))
+        summary |= {"choice": json.loads(json.dumps(choice))}
         check_document(summary, "summary", SUMMARY_FILE)
         write_json(partial / SUMMARY_FILE, summary)
         write_text(partial / "index.html", index_html(summary))
-    return summary_document(documents, spec.sizes) if spec.kept else summary
+    if not spec.kept:
+        return summary
+    return {**summary_document(documents, spec.sizes), "choice": summary["choice"]}
 
 
 def _all_sizes(folder: Path, spec: ReportSpec) -> Sizes:

@@ -15,6 +15,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
+from clefq.parity.gates.choosing import Duel
 from clefq.parity.gates.formatting import (
     MARKS,
     NONE,
@@ -121,6 +122,8 @@ def index_html(summary: Mapping[str, Any]) -> str:
         tally=tally,
         rows=rows,
         qualifiers=list(beside),
+        choice=summary.get("choice"),
+        duels=[Duel(**pair).text for pair in (summary.get("choice") or {}).get("pairs", ())],
         asked=_asked(summary),
         plots=_shown([plot for plot in [quality_by_size(summary)] if plot is not None]),
     )

@@ -556,3 +556,16 @@ def test_the_terminal_is_80_columns_wide_and_breaks_no_path(
     assert "needs ≥ −2.00 pt" in text and "next: Add about" in text
     document = json.loads((out / "summary.json").read_text("utf-8"))["candidates"][0]
     assert document["reasons"] and document["qualifiers"] == ["by a template"]
+
+
+def test_pick_recommends_and_changes_no_verdict(
+    clefq: Clefq, run_folder: Path, world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add(run_folder, world, "nvfp4", Dial(noise=0.5, swap=0.2))
+    assert clefq("parity", "--baseline", "bf16", "--pick") == 1
+    assert "choice: fp8: it alone passes" in capsys.readouterr().out
+    report = run_folder / "report" / "synthetic"
+    summary = json.loads((report / "summary.json").read_text("utf-8"))
+    check_document(summary, "summary", "summary.json")
+    assert summary["choice"]["recommended"] == "fp8" and len(summary["choice"]["pairs"]) == 1
+    assert "Which to take: fp8" in (report / "index.html").read_text("utf-8")
