@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from clefq.cli.options import Json, Quiet, Run
+
+if TYPE_CHECKING:
+    from clefq.cli.comparison import Request
+    from clefq.console import Console
+    from clefq.names.run import RunFolder
 
 
 def command(
@@ -47,6 +52,14 @@ def command(
         Path | None,
         typer.Option("--out", metavar="DIR", help="Report folder (default: report/SET)."),
     ] = None,
+    reproduce: Annotated[
+        Path | None,
+        typer.Option(
+            "--reproduce",
+            metavar="REPORT",
+            help="Judge whether these predictions reproduce a published parity.json.",
+        ),
+    ] = None,
     inconclusive_ok: Annotated[
         bool,
         typer.Option("--inconclusive-ok", help="JUnit: inconclusive gates are skipped tests."),
@@ -65,6 +78,8 @@ def command(
     folder where what they rest on is unchanged; the exit code is of those that are judged now.
 
     `clefq parity --baseline bf16` in a run folder judges every other variant on every eval set.
+    With --reproduce the one candidate is judged by the gates of a published report, and whether
+    verdict, gates and answers come out again is the exit code.
     """
     from clefq.cli import comparison
     from clefq.cli.parity_table import comparison_json, comparison_text
@@ -81,6 +96,8 @@ def command(
     )
     if engine is not None:
         parse_engine(engine)
+    if reproduce is not None:
+        _reproduce(reproduce, request, folder, console)
     spec = load_spec(gates)
     plans = comparison.plan(request, folder)
     comparison.check_bound(plans, spec.loaded.gates)
@@ -107,3 +124,35 @@ def _target(set_name: str, n_sets: int, out: Path | None, root: Path) -> Path:
     if out is None:
         return root / "report" / set_name
     return out if n_sets == 1 else out / set_name
+
+
+def _reproduce(
+    report: Path, request: Request, folder: RunFolder | None, console: Console
+) -> NoReturn:
+    from rich.console import Group
+    from rich.text import Text
+
+    from clefq.cli import comparison
+    from clefq.errors import InputError
+    from clefq.parity.gates.formatting import MARKS
+    from clefq.parity.gates.verdict import EXIT_CODES
+    from clefq.parity.rejudge import find_reports
+    from clefq.parity.reproduce import reproduce
+
+    plans = comparison.plan(request, folder)
+    paths = find_reports(report)
+    if len(paths) != 1 or len(plans) != 1 or len(plans[0].candidates) != 1:
+        raise InputError(
+            "--reproduce takes one report, one set and one candidate.",
+            fix="name the report's parity.json, --eval SET and --candidate Y.",
+        )
+    [found] = plans
+    comparison.predict_missing(plans, request, console)
+    result = reproduce(paths[0], found.baseline.path, found.candidates[0].path, found.set_path)
+    head = {"pass": "reproduced", "fail": "not reproduced"}.get(result.word, result.word)
+    lines = [
+        Text(f"{MARKS[check.status]} {check.name}: {check.text}", overflow="fold")
+        for check in result.checks
+    ]
+    console.result(result.to_json(), Group(Text(f"{head.upper()}: {paths[0]}"), *lines))
+    raise typer.Exit(int(EXIT_CODES[result.word]))

@@ -151,9 +151,9 @@ def rejudge(path: Path) -> Rejudged:
     """
     document = read_parity(path)
     stored = str(document["verdict"]["word"])
-    loaded = _embedded_gates(document["gate_file"], path)
+    loaded = embedded_gates(document["gate_file"], path)
     _superseded(document, loaded, path)
-    files, changed = _predictions_of(document, path)
+    files, changed = stored_predictions(document, path)
     if files is None:
         prereg = _preregistration(document, loaded, _meta(document["candidate"]), path)
         now = _from_bounds(document, loaded, prereg)
@@ -184,11 +184,11 @@ def judge_again(document: Mapping[str, Any], path: Path, files: Sequence[Path]) 
     Raises:
         InputError: A file is unusable, or the document contradicts itself.
     """
-    loaded = _embedded_gates(document["gate_file"], path)
+    loaded = embedded_gates(document["gate_file"], path)
     superseded = _superseded(document, loaded, path)
     baseline, candidate, *replicates = (read_predictions(file, columnar=True) for file in files)
     prereg = _preregistration(document, loaded, candidate.meta, path)
-    spec = judge_spec(loaded, _evidence(document), superseded)
+    spec = judge_spec(loaded, stored_evidence(document), superseded)
     # the very files that were held against the set then: their hashes were compared
     read = bool(document["coverage"].get("set_read", False))
     expected = document["coverage"]["expected"]
@@ -216,7 +216,12 @@ def _checked(document: Mapping[str, Any], now: dict[str, Any]) -> dict[str, Any]
     return signed(now)
 
 
-def _embedded_gates(gate_file: Mapping[str, Any], path: Path) -> LoadedGates:
+def embedded_gates(gate_file: Mapping[str, Any], path: Path) -> LoadedGates:
+    """The gate file that a report embeds.
+
+    Raises:
+        InputError: Its text is not that of its hash.
+    """
     text = str(gate_file["text"])
     if sha256_bytes(text.encode("utf-8")) != gate_file["sha256"]:
         raise InputError(
@@ -236,10 +241,10 @@ def _superseded(document: Mapping[str, Any], loaded: LoadedGates, path: Path) ->
             "the report was changed.",
             fix="make the report again with `clefq parity`.",
         )
-    return None if old is None else _embedded_gates({"bundled": False, **old}, path)
+    return None if old is None else embedded_gates({"bundled": False, **old}, path)
 
 
-def _evidence(document: Mapping[str, Any]) -> GitEvidence:
+def stored_evidence(document: Mapping[str, Any]) -> GitEvidence:
     """What git said when the report was made; the gate file may not be here now."""
     stored = document["gate_file"]["preregistration"]
     if stored["commit"] is not None and stored["committed_at"] is not None:
@@ -253,7 +258,7 @@ def _preregistration(
     """Assessed again from the stored times; what was unproven keeps its own words."""
     stored = Preregistration(**document["gate_file"]["preregistration"])
     try:
-        found = assess(loaded, _evidence(document), candidate)
+        found = assess(loaded, stored_evidence(document), candidate)
     except (TypeError, ValueError) as error:
         raise InputError(
             f"{path}: the times of the gate file and the predictions cannot be compared; "
@@ -263,7 +268,7 @@ def _preregistration(
     return stored if found.status == stored.status == UNPROVEN else found
 
 
-def _predictions_of(document: Mapping[str, Any], path: Path) -> tuple[list[Path] | None, bool]:
+def stored_predictions(document: Mapping[str, Any], path: Path) -> tuple[list[Path] | None, bool]:
     """Baseline, candidate and replicates if all are here unchanged; whether one was changed."""
     files, changed = [], False
     for side in (document["baseline"], document["candidate"], *replicates_of(document)):

@@ -39,6 +39,7 @@ from clefq.store.predictions import Predictions, PredictionsMeta
 MAX_EXAMPLES = 5
 MANY_COPIES = 0.05  # from this share of copied records no gate passes
 WEAK_BASELINE = "weak baseline"
+UNEXPECTED = "the baseline is not as accurate as known"
 ROUNDED_COPY = (
     "every answer of the candidate is the baseline's, rounded to the candidate's step: a copy "
     "behind a rounding cannot be told from a candidate that changes nothing"
@@ -228,7 +229,8 @@ def judge_candidate(
     excuse = no_excuse(noise)
     source = StatisticsSource(statistics, noise, excuse)
     floors = baseline_floors(pairs, statistics.values, statistics.spec.confidence)
-    coverage = _with_doubts(coverage_of(pairs, gates.coverage, spec), gates, floors)
+    unexpected = _unexpected(statistics, gates)
+    coverage = _with_doubts(coverage_of(pairs, gates.coverage, spec), gates, floors, unexpected)
     looks = with_look(
         gates.looks,
         spec.before.get(candidate.meta.variant, ()),
@@ -331,15 +333,36 @@ def coverage_of(pairs: PairedSet, minimum: float, spec: JudgeSpec) -> Coverage:
 
 
 def _with_doubts(
-    coverage: Coverage, gates: GateFile, floors: Mapping[str, BaselineFloor]
+    coverage: Coverage,
+    gates: GateFile,
+    floors: Mapping[str, BaselineFloor],
+    unexpected: tuple[str, ...],
 ) -> Coverage:
-    """Adds the doubt that a gate file's `baseline_floor` asks for."""
+    """Adds the doubts that a gate file's `baseline_floor` and `expected_accuracy` ask for."""
     whole = floors.get(OVERALL)
+    coverage = replace(coverage, doubts=(*coverage.doubts, *unexpected))
     if gates.baseline_floor == "none" or whole is None or whole.shown(gates.baseline_floor):
         return coverage
     other = {CHANCE: "a uniform guess", MAJORITY: "the commonest answer"}[gates.baseline_floor]
     doubt = f"the baseline is not shown to be better than {other} ({whole.accuracy:.1%} right)"
     return replace(coverage, doubts=(*coverage.doubts, doubt))
+
+
+def _unexpected(statistics: PairStatistics, gates: GateFile) -> tuple[str, ...]:
+    """Where the baseline's accuracy is not what the gate file says is known of it."""
+    found = []
+    for name, stated in gates.expected_accuracy.items():
+        scope = statistics.metrics if name == OVERALL else statistics.slices.get(f"cohort={name}")
+        metric = None if scope is None else scope["accuracy_baseline"]
+        where = "" if name == OVERALL else f" in {name}"
+        if metric is None or metric.lower is None or metric.upper is None:
+            found.append(f"{UNEXPECTED}{where}: {stated:.1%} is expected, nothing is measured here")
+        elif not metric.lower <= stated <= metric.upper:
+            found.append(
+                f"{UNEXPECTED}{where}: {stated:.1%} is expected, {metric.estimate:.1%} "
+                f"[{metric.lower:.1%}, {metric.upper:.1%}] was measured"
+            )
+    return tuple(found)
 
 
 def floor_banners(floors: Mapping[str, BaselineFloor]) -> tuple[str, ...]:
@@ -414,7 +437,12 @@ def _superseded(
     evidence = Evidence(
         gates=old.gates,
         results=judge_gates(old.gates, source),
-        coverage=_with_doubts(coverage_of(pairs, old.gates.coverage, spec), old.gates, floors),
+        coverage=_with_doubts(
+            coverage_of(pairs, old.gates.coverage, spec),
+            old.gates,
+            floors,
+            _unexpected(statistics, old.gates),
+        ),
         baseline=pairs.baseline.meta,
         candidate=pairs.candidate.meta,
         mean_tv=statistics.metrics["tv"].estimate,

@@ -7,8 +7,8 @@ keys together, or a metric's facts, can make wrong stands in `faults`. `parse_ga
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
 import yaml
@@ -165,6 +165,7 @@ class PolicySpec(Stored):
         threshold: Act at or above it.
         cost_act_to_hold: Cost of one decision that changes from act to hold.
         cost_hold_to_act: Cost of one decision that changes from hold to act.
+        candidate_threshold: The candidate acts at or above this instead, or None for the same.
     """
 
     name: Text
@@ -173,6 +174,7 @@ class PolicySpec(Stored):
     threshold: Annotated[float, _within(0.0, 1.0)]
     cost_act_to_hold: Limit
     cost_hold_to_act: Limit
+    candidate_threshold: Threshold | None = None
 
     def faults(self) -> Iterable[str]:
         """Thresholds and costs that show nothing."""
@@ -240,6 +242,9 @@ class GateFile(Stored):
             accurate than that, no required gate passes.
         cut_states: `any`, or `invalid`: where a question was answered from a shortened state, on
             either side, the comparison is invalid.
+        expected_accuracy: The baseline's accuracy as it is known, by cohort or `overall`, for
+            example from a published table: where the interval measured here does not hold it, no
+            required gate passes.
         schema: Version of this form.
     """
 
@@ -259,6 +264,7 @@ class GateFile(Stored):
     baseline_floor: Literal["none", "chance", "majority"] = "none"
     cut_states: Literal["any", "invalid"] = "any"
     looks: Annotated[int, _within(1, MOST_LOOKS)] = 1
+    expected_accuracy: Mapping[str, Threshold] = field(default_factory=dict)
     schema: Annotated[str, expected(SCHEMA)] = SCHEMA
 
     @property

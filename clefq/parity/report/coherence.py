@@ -12,6 +12,7 @@ from clefq.parity.report.svg import Axis, picture, text_at
 from clefq.store.variant_links import ALL, TRANSFORMS
 
 LINE, LEFT, WIDTH, RIGHT = 26, 205, 600, 76
+TOGETHER = "all of these (flips: in any of them)"
 NO_STATE = "no state (more is better)"
 
 
@@ -41,7 +42,9 @@ def coherence_rows(document: Mapping[str, Any]) -> list[CoherenceRow]:
     for name in (ALL, *TRANSFORMS):
         tv, flips = (_three(metrics, f"coherence_{what}_{{}}@{name}") for what in ("tv", "flips"))
         if tv is not None:
-            title = "all of these" if name == ALL else TRANSFORMS[name].title
+            title = (
+                "all of these (flips: in any of them)" if name == ALL else TRANSFORMS[name].title
+            )
             rows.append(CoherenceRow(title, tv, flips))
     used = _three(metrics, "state_use_{}")
     return rows if used is None else [*rows, CoherenceRow(NO_STATE, used, None)]

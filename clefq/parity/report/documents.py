@@ -299,7 +299,7 @@ class NoiseFloor(Stored):
     replicates: Annotated[tuple[Side, ...], Rule(bool, "is empty", {"minItems": 1})]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyEntry(PolicySpec):
     """A decision policy and its figures.
 

@@ -88,25 +88,28 @@ def moved(pairs: PairedSet) -> Mapping[str, Moved]:
 
 
 def over_all(found: Mapping[str, Moved]) -> Moved | None:
-    """The mean over the transforms after which the right answer is known to be the same."""
+    """All transforms after which the right answer is known to be the same.
+
+    Their mean movement, and whether the choice is another in any of them.
+    """
     parts = [item for name, item in found.items() if TRANSFORMS[name].asks != "without the state"]
     if not parts:
         return None
     counts = np.sum([part.domain for part in parts], axis=0)
 
-    def mean(side: int, what: str) -> FloatArray:
-        values = [np.where(part.domain, getattr(part, what)[side], 0.0) for part in parts]
+    def mean(side: int) -> FloatArray:
+        values = [np.where(part.domain, part.tv[side], 0.0) for part in parts]
         return on_grid(np.sum(values, axis=0) / np.maximum(counts, 1))
 
-    return Moved(
-        counts > 0,
-        (mean(0, "tv"), mean(1, "tv")),
-        (mean(0, "flipped"), mean(1, "flipped")),
-    )
+    def any_of(side: int) -> FloatArray:
+        values = [part.domain & (part.flipped[side] > 0) for part in parts]
+        return np.any(values, axis=0).astype(np.float64)
+
+    return Moved(counts > 0, (mean(0), mean(1)), (any_of(0), any_of(1)))
 
 
 def by_name(found: Mapping[str, Moved]) -> Iterator[tuple[str, Transform | None, Moved]]:
-    """Each transform's name (`all` for the mean over them), facts and values."""
+    """Each transform's name (`all` for all of them together), facts and values."""
     whole = over_all(found)
     if whole is not None:
         yield ALL, None, whole

@@ -38,6 +38,7 @@ class Policy(Protocol):
         threshold: Act at or above it.
         cost_act_to_hold: Cost of one decision that changes from act to hold.
         cost_hold_to_act: Cost of one decision that changes from hold to act.
+        candidate_threshold: The candidate acts at or above this instead; None for the same.
     """
 
     @property
@@ -52,6 +53,8 @@ class Policy(Protocol):
     def cost_act_to_hold(self) -> float: ...  # noqa: D102
     @property
     def cost_hold_to_act(self) -> float: ...  # noqa: D102
+    @property
+    def candidate_threshold(self) -> float | None: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +83,11 @@ def decide(pairs: PairedSet, policy: Policy) -> Decisions:
     option = option_places(pairs, policy.option)
     domain = matching(pairs, policy.questions) & (option >= 0) & (not pairs.by_label)
     has_gold = pairs.gold >= 0
+    own = policy.candidate_threshold
     return Decisions(
         domain=domain,
         before=domain & _acts(pairs.baseline, option, policy.threshold),
-        after=domain & _acts(pairs.candidate, option, policy.threshold),
+        after=domain & _acts(pairs.candidate, option, policy.threshold if own is None else own),
         wrong=domain & has_gold & (pairs.gold != option),
     )
 

@@ -127,4 +127,4 @@ def _differing(truth: SetTruth, predictions: Predictions) -> Iterator[tuple[str,
 
 
 def _missing(value: object) -> bool:
-    return value is None or value != value  # NaN stands for null in a frame
+    return not isinstance(value, str | tuple)  # None, NaN and NA all stand for null in a frame

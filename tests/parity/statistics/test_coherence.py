@@ -54,6 +54,8 @@ def test_a_head_that_prefers_the_first_option_is_found_by_its_order_alone() -> N
     assert found.pop("negated") > 0.1
     assert found.pop("all") > 0.01
     assert max(found.values()) < 1e-9
+    whole = figures(first_option).metrics["coherence_flips_delta@all"]
+    assert (whole.method, whole.n_questions) == ("tango", 3 * RECORDS)
     delta = figures(first_option).metrics["coherence_flips_delta@order"]
     assert delta.method == "tango"
     assert delta.lower > 0  # type: ignore[operator]

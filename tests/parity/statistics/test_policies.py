@@ -21,6 +21,7 @@ class Rule:
     threshold: float = 0.8
     cost_act_to_hold: float = 2.0
     cost_hold_to_act: float = 30.0
+    candidate_threshold: float | None = None
 
 
 def pair(before, after, gold):
@@ -66,6 +67,15 @@ def test_policy_metrics_can_be_gated_by_slice():
     got = compare(join(base, cand), StatisticsSpec(resamples=200, policies=(Rule(),)))
     assert got.for_gate("policy_cost@refund", margin=1.0).estimate > 0
     assert got.for_gate("policy_changes@refund", "cohort=c").lower > 0
+
+
+def test_the_candidate_may_have_a_threshold_of_its_own():
+    base, _ = pair(BEFORE, AFTER, GOLD)
+    same = decide(join(base, base), Rule(candidate_threshold=0.8))
+    other = decide(join(base, base), Rule(candidate_threshold=0.45))
+    assert (same.before == same.after).all()
+    assert (other.before == same.before).all()
+    assert other.after.sum() == other.domain.sum() > same.after.sum()
 
 
 def test_identical_answers_cost_nothing():
