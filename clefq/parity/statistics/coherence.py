@@ -103,7 +103,7 @@ def over_all(found: Mapping[str, Moved]) -> Moved | None:
 
     def any_of(side: int) -> FloatArray:
         values = [part.domain & (part.flipped[side] > 0) for part in parts]
-        return np.any(values, axis=0).astype(np.float64)
+        return np.asarray(np.any(values, axis=0), dtype=np.float64)
 
     return Moved(counts > 0, (mean(0), mean(1)), (any_of(0), any_of(1)))
 
