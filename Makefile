@@ -37,7 +37,7 @@ check: setup
 	$(BIN)/mypy
 
 test: setup
-	$(BIN)/python -m pytest -m 'not serve'
+	$(BIN)/python -m pytest -m 'not serve and not ray'
 
 setup-serve: $(SERVE_STAMP)
 

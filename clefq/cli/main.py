@@ -77,6 +77,7 @@ EXTRAS = {
     "datasets": "hub",
     "llmcompressor": "quantize",
     "PIL": "quantize",
+    "ray": "ray",
     "safetensors": "quantize",
     "torch": "quantize",
     "transformers": "quantize",

@@ -96,6 +96,15 @@ def command(
         ),
     ] = 1,
     tp: Annotated[int, typer.Option("--tp", metavar="N", help="GPUs of each engine (vllm).")] = 1,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            "--ray",
+            metavar="ADDRESS",
+            help="Engines on a Ray cluster (vllm): auto, local or HOST:PORT; --dp of them, or as "
+            "many as fit.",
+        ),
+    ] = None,
     four_bit: Annotated[
         str,
         typer.Option(
@@ -165,6 +174,7 @@ def command(
         copies=dp,
         tensor_parallel=tp,
         four_bit=four_bit,
+        ray=ray,
     )
     choice = _Choice(model, variant, eval_set, parse_engine(engine), url, out, again, shard)
     folder = find_run(run)

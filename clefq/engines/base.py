@@ -77,6 +77,7 @@ class EngineSpec:
         copies: Engines side by side, each with GPUs or cores of its own (vllm only).
         tensor_parallel: GPUs that share one copy (vllm only).
         four_bit: How NVFP4 layers run on a GPU (vllm only): see `ServeSettings`.
+        ray: Address of a Ray cluster whose nodes run the copies (vllm only), or None.
     """
 
     max_length: int = DEFAULT_MAX_LENGTH
@@ -89,6 +90,7 @@ class EngineSpec:
     copies: int = 1
     tensor_parallel: int = 1
     four_bit: str = "auto"
+    ray: str | None = None
 
     def __post_init__(self) -> None:
         faults = [

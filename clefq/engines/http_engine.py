@@ -47,6 +47,9 @@ DEFAULT_CONCURRENCY = 8
 DETAILS_KEY = "clefq"
 # Recorded as the dtype where a server does not say what it runs; reports look for it.
 UNSAID = "unknown"
+_NOT_OF_A_SERVER = (
+    *("truncate_state", "batch_tokens", "device", "dtype", "threads", "four_bit", "ray"),
+)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -228,7 +231,15 @@ def _refuse_local_options(spec: EngineSpec) -> None:
     default = EngineSpec()
     given = [
         f"--{name.replace('_', '-')}"
-        for name in ("truncate_state", "batch_tokens", "device", "dtype", "threads", "four_bit")
+        for name in (
+            "truncate_state",
+            "batch_tokens",
+            "device",
+            "dtype",
+            "threads",
+            "four_bit",
+            "ray",
+        )
         if getattr(spec, name) != getattr(default, name)
     ]
     if given:

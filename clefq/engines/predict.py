@@ -131,7 +131,8 @@ def predict_set(job: PredictJob, console: Console) -> PredictSummary:
     """
     check_writable(job.out)
     check_free(job.out)
-    if not runs_here(job.engine):
+    # a cluster's engines run in the environments of its nodes
+    if not (runs_here(job.engine) or job.spec.ray is not None):
         from clefq.engines.worker import run_elsewhere
 
         return run_elsewhere(job, console)
@@ -171,7 +172,7 @@ def _finished(
         "max_length": job.spec.max_length,
         "truncate_state": job.spec.truncate_state,
     }
-    if not is_finished(job.out, wanted, how):
+    if not is_finished(job.out, wanted, how, anywhere=job.spec.ray is not None):
         return None
     found = read_predictions(job.out)
     frame = found.frame.astype(object)

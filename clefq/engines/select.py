@@ -104,6 +104,8 @@ def open_engine(name: EngineName, folder: Path, spec: EngineSpec, console: Conso
         CheckpointError: The engine cannot run this checkpoint.
         InputError: Several devices for an engine that runs on one.
     """
+    if name != "vllm" and spec.ray is not None:
+        raise InputError("--ray goes with the vllm engine.", fix="add --engine vllm.")
     if name != "vllm" and (spec.copies > 1 or spec.tensor_parallel > 1):
         raise InputError(
             f"the {name} engine runs on one device.", fix="leave --dp and --tp out, or use vllm."

@@ -27,7 +27,7 @@ from clefq.clef.records import record_to_json
 from clefq.engines.base import EngineInfo, EngineSpec, RecordResult
 from clefq.engines.journal import result_from_json
 from clefq.engines.vllm_engine import MAX_IMAGES, encode_jobs, serve_settings, windows_of
-from clefq.errors import ClefqError
+from clefq.errors import CheckpointError, ClefqError
 from clefq.serving.fleet.devices import engine_environments, visible_gpus
 from clefq.serving.prompts import PromptMaker
 
@@ -57,20 +57,34 @@ class VllmCopies:
         settings = serve_settings(spec)
         gpus = visible_gpus(os.environ)
         environments = engine_environments(settings, spec.copies, os.environ, gpus)
-        self._spec = spec
-        self._maker = PromptMaker(folder, MAX_IMAGES)
         job = {"folder": str(folder.absolute()), "spec": asdict(replace(spec, copies=1))}
-        self._copies: list[_Copy] = []
+        copies: list[_Copy] = []
         try:
             for number, environment in enumerate(environments):
-                self._copies.append(_Copy(number, environment, job))
+                copies.append(_Copy(number, environment, job))
                 if number == 0 and gpus:
                     # the others then find its compiled kernels
-                    self._copies[0].hello()
-            hellos = [copy.hello() for copy in self._copies]
+                    copies[0].hello()
+            self._begin(PromptMaker(folder, MAX_IMAGES), spec, copies)
         except BaseException:
-            self.close()
+            for copy in copies:
+                copy.close()
             raise
+
+    def _begin(self, maker: PromptMaker, spec: EngineSpec, copies: Sequence[_Copy]) -> None:
+        """Waits until every engine is loaded.
+
+        Raises:
+            CheckpointError: They run otherwise from each other.
+        """
+        self._spec, self._maker, self._copies = spec, maker, copies
+        hellos = [copy.hello() for copy in copies]
+        for number, hello in enumerate(hellos):
+            if hello != hellos[0]:
+                raise CheckpointError(
+                    f"engine {number} runs {_kind(hello)}, engine 0 runs {_kind(hellos[0])}.",
+                    fix="run on one kind of device and one version of vLLM.",
+                )
         self._window = int(hellos[0]["window"])
         self.info = EngineInfo(**hellos[0]["info"])
 
@@ -189,8 +203,11 @@ class _Copy:
 
     def _start(self) -> None:
         self._hello: Any = None
-        self._child = Child(sys.executable, MODULE, self._what, self._environment)
+        self._child = self._new_child()
         self._child.send(self._job)
+
+    def _new_child(self) -> Any:
+        return Child(sys.executable, MODULE, self._what, self._environment)
 
     def hello(self) -> Any:
         """Waits until the model is loaded; says what runs."""
@@ -225,6 +242,12 @@ class _Copy:
     def close(self) -> None:
         self._closed = True
         self._child.close(_STOP_SECONDS if self._hello is not None else 0)
+
+
+def _kind(hello: Mapping[str, Any]) -> str:
+    info = hello["info"]
+    names = ("engine_version", "arithmetic", "kernels", "device")
+    return " ".join(str(info[name]) for name in names)
 
 
 def _say(text: str) -> None:

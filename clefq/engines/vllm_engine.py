@@ -128,6 +128,10 @@ class VllmEngine:
 
 def open_engine(folder: Path, spec: EngineSpec) -> Engine:
     """Loads a checkpoint (the entry point that `clefq.engines.select` calls)."""
+    if spec.ray is not None:
+        from clefq.engines.ray_copies import RayCopies
+
+        return RayCopies(folder, spec)
     if spec.copies > 1:
         from clefq.engines.vllm_copies import VllmCopies
 
