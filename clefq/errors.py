@@ -82,7 +82,18 @@ class MissingDependencyError(ClefqError):
     Args:
         what: What is missing.
         command: The exact command that installs it.
+        where: Where to run it, such as ` in the checkout`; empty for anywhere.
     """
 
-    def __init__(self, what: str, command: str) -> None:
-        super().__init__(f"{what} is not installed.", fix=f"run `{command}`.")
+    def __init__(self, what: str, command: str, where: str = "") -> None:
+        super().__init__(f"{what} is not installed.", fix=f"run `{command}`{where}.")
+
+
+def missing_extra(what: str, extra: str) -> MissingDependencyError:
+    """What an extra of clefq brings is missing; clefq is installed from its checkout.
+
+    Args:
+        what: What is missing.
+        extra: The extra's name.
+    """
+    return MissingDependencyError(what, f"pip install '.[{extra}]'", " in clefq's checkout")

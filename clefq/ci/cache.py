@@ -14,11 +14,10 @@ from pathlib import Path
 
 from clefq import __version__
 from clefq.engines.base import EngineName
-from clefq.errors import PredictionsError
+from clefq.engines.known import is_made_by
 from clefq.names.models import Side
 from clefq.plain_files import compact_json, sha256_bytes
 from clefq.store.atomic import atomic_file
-from clefq.store.predictions import PredictionsMeta, read_meta
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,32 +76,19 @@ def is_current(path: Path, side: Side, set_sha256: str, runtime: Runtime) -> boo
         set_sha256: Hash of the set as it is now.
         runtime: What would run it.
     """
-    if not path.is_file():
-        return False
-    try:
-        meta = read_meta(path)
-    except PredictionsError:
-        return False
-    made = (meta.variant, meta.eval_set_sha256, meta.engine, meta.max_length, meta.clefq_version)
-    wanted = (side.variant, set_sha256, runtime.engine, runtime.max_length, __version__)
-    same_version = _release(meta.engine_version) == _release(runtime.version)
-    return (
-        made == wanted
-        and same_version
-        and not meta.truncate_state
-        and _is_of(meta, side)
-        and (meta.device == "cpu" or meta.device in runtime.machine.split(", "))
-    )
-
-
-def _release(version: str) -> str:
-    return version.partition("+")[0]  # a build's local tag is in one place and not in the other
-
-
-def _is_of(meta: PredictionsMeta, side: Side) -> bool:
-    if side.sha256 is not None:
-        return meta.model_sha256 == side.sha256
-    return (meta.model_id, meta.model_revision) == (side.model_id, side.revision)
+    model: dict[str, str | None] = {"model_sha256": side.sha256}
+    if side.sha256 is None:
+        model = {"model_id": side.model_id, "model_revision": side.revision}
+    wanted = {
+        **model,
+        "variant": side.variant,
+        "eval_set_sha256": set_sha256,
+        "engine": runtime.engine,
+        "max_length": runtime.max_length,
+        "truncate_state": False,
+    }
+    devices = ("cpu", *runtime.machine.split(", "))
+    return is_made_by(path, wanted, (runtime.version,), devices)
 
 
 def copy_whole(source: Path, target: Path) -> None:

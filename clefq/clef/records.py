@@ -25,11 +25,11 @@ NOUL_DESCRIPTIONS: dict[str, JSON] = {
 }
 
 _MAX_FAULTS = 50
-_RECORD_KEYS = ("id", "cohort", "state", "questions", "images", "videos", "gold")
+_RECORD_KEYS = ("id", "cohort", "state", "questions", "images", "videos", "gold", "cohorts")
 _QUESTION_KEYS = ("type", "instructions", "criteria")
 _RECORD_FIX = (
     'a record is {"id", "cohort", "state", "questions": {id: {"type", "instructions"?, '
-    '"criteria"?}}, "images"?, "videos"?, "gold"?}.'
+    '"criteria"?}}, "images"?, "videos"?, "gold"?, "cohorts"?}.'
 )
 
 
@@ -105,6 +105,7 @@ class Record:
         images: Paths relative to the set folder, in prompt order.
         videos: Paths relative to the set folder, in prompt order.
         gold: Question id to option id; questions without gold are absent.
+        cohorts: Further groups that slices report on: name, such as `language`, to value.
     """
 
     id: str
@@ -114,6 +115,7 @@ class Record:
     images: tuple[str, ...] = ()
     videos: tuple[str, ...] = ()
     gold: Mapping[str, str] = field(default_factory=dict)
+    cohorts: Mapping[str, str] = field(default_factory=dict)
 
 
 def parse_record(value: object, where: str) -> Record:
@@ -143,9 +145,31 @@ def parse_record(value: object, where: str) -> Record:
     images = _paths(value, "images", faults)
     videos = _paths(value, "videos", faults)
     gold = _gold(value, {question.id: question for question in questions}, faults)
+    cohorts = value.get("cohorts", {})
+    faults += [f"'cohorts' {fault}" for fault in cohorts_faults(cohorts)]
     if faults:
         raise _record_error(where, faults, value.get("id"))
-    return Record(value["id"], value["cohort"], value["state"], questions, images, videos, gold)
+    head = (value["id"], value["cohort"], value["state"])
+    return Record(*head, questions, images, videos, gold, cohorts)
+
+
+def cohorts_faults(value: object) -> list[str]:
+    """Every fault of a record's further cohorts.
+
+    Their names become the keys of slices, `cohort.NAME=VALUE`, and hold no `=` therefore.
+    """
+    if not isinstance(value, Mapping):
+        return ["must be an object of name to value"]
+    faults = [
+        f"names {name!r}, which must be text without '='"
+        for name in value
+        if not isinstance(name, str) or not name.strip() or "=" in name
+    ]
+    return faults + [
+        f"has {name!r} as {text!r}, which must be text that is not empty"
+        for name, text in value.items()
+        if not isinstance(text, str) or not text
+    ]
 
 
 def parse_questions(value: object) -> tuple[tuple[Question, ...], list[str]]:
@@ -200,6 +224,8 @@ def record_to_json(record: Record) -> dict[str, JSON]:
         value["videos"] = list(record.videos)
     if record.gold:
         value["gold"] = dict(record.gold)
+    if record.cohorts:
+        value["cohorts"] = dict(record.cohorts)
     return value
 
 

@@ -32,8 +32,9 @@ def command(
 ) -> None:
     """Say what this machine can run, and what it lacks.
 
-    Each lack comes with the command that mends it. Exits with 0 whatever it finds; with 2 where
-    MODEL is no Clef checkpoint.
+    Each lack comes with the command that mends it. Exits with 0 whatever is lacking: what you do
+    not need is no fault, and `--json` lists the lacks for scripts; with 2 where MODEL is no Clef
+    checkpoint.
     """
     from clefq.console import Console
     from clefq.doctor.findings import diagnose

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from clefq import __version__
-from clefq.errors import ClefqError, ExitCode, MissingDependencyError
+from clefq.errors import ClefqError, ExitCode, missing_extra
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells expect it
 CRASHED = 70  # EX_SOFTWARE of sysexits.h
@@ -42,6 +42,7 @@ COMMANDS: dict[str, str] = {
     "export": "export",
     "parity": "parity",
     "gate": "gate",
+    "flips": "flips",
     "ci": "ci",
     "serve": "serve",
     "plan": "plan",
@@ -64,7 +65,7 @@ PANELS: dict[str, tuple[str, ...]] = {
     "The loop": ("build", "quantize", "predict", "parity", "gate"),
     "Checkpoints": ("audit", "repair", "convert", "diff", "sensitivity"),
     "Evidence": (
-        *("check", "ci", "plan", "threshold"),
+        *("check", "flips", "ci", "plan", "threshold"),
         *("merge", "import", "export", "card", "bundle"),
     ),
     "Serving": ("serve", "bench"),
@@ -130,8 +131,7 @@ def run() -> None:
         if package not in EXTRAS:
             _print_crash(error)
             sys.exit(CRASHED)
-        command = f"pip install 'clefq[{EXTRAS[package]}]'"
-        _print_error(MissingDependencyError(package, command))
+        _print_error(missing_extra(package, EXTRAS[package]))
         sys.exit(int(ExitCode.USAGE))
     except (KeyboardInterrupt, SystemExit) as stop:
         # typer turns Ctrl-C into exit code 130 by itself, and says nothing about what is left

@@ -205,7 +205,12 @@ def load_definition(path: Path, role: Role) -> Definition:
     if definition is None:
         raise DefinitionError(
             f"{path}: {faults[0]}.",
-            fix="see docs/data.md for the format of definitions.",
+            fix="see docs/data.md for the format of definitions"
+            + (
+                "; YAML reads no, yes, on and off as false and true: quote them."
+                if any(fault.endswith(("found False", "found True")) for fault in faults)
+                else "."
+            ),
             faults=faults[1:],
         )
     if definition.role != role:

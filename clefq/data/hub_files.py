@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
 from clefq.data.sources.base import HubFiles, Source
-from clefq.errors import DefinitionError, MissingDependencyError
+from clefq.errors import DefinitionError, missing_extra
 from clefq.names.hub import is_commit
 from clefq.plain_files import sha256_bytes
 from clefq.store.reading import Rule, Stored
@@ -159,7 +159,7 @@ def _download(files: HubFiles, names: list[str] | None) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
-        raise MissingDependencyError("huggingface_hub", "pip install 'clefq[hub]'") from error
+        raise missing_extra("huggingface_hub", "hub") from error
     path, revision = str(files.path), str(files.revision)
     try:
         folder = snapshot_download(

@@ -13,7 +13,7 @@ from clefq.clef.records import Record, parse_record, record_to_json
 from clefq.data.hub_files import unreachable
 from clefq.data.readers import Row, RowError
 from clefq.data.sources.base import Example, HubRef, ReadSpec, Source, record_id
-from clefq.errors import DefinitionError, MissingDependencyError, RecordError
+from clefq.errors import DefinitionError, RecordError, missing_extra
 from clefq.plain_files import sha256_file
 from clefq.store.sets import SourceInfo
 
@@ -208,7 +208,7 @@ def _load_hub(hub: HubRef, split: str) -> Any:
     try:
         from datasets import load_dataset
     except ImportError as error:
-        raise MissingDependencyError("datasets", "pip install 'clefq[hub]'") from error
+        raise missing_extra("datasets", "hub") from error
     # a hub that cannot be reached is one error with its fix, not a page of retries
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:

@@ -102,6 +102,7 @@ def _trusted(value: dict[str, Any]) -> Record:
         images=tuple(value.get("images", ())),
         videos=tuple(value.get("videos", ())),
         gold=value.get("gold", {}),
+        cohorts=value.get("cohorts", {}),
     )
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from clefq.data.labels import plain_space, whole_number
 from clefq.data.readers import NOT_UTF8, Row, csv_row, is_unicode, json_row
-from clefq.errors import DefinitionError, MissingDependencyError
+from clefq.errors import DefinitionError, missing_extra
 
 TEXT_KINDS = (".csv", ".tsv", ".jsonl", ".ndjson")
 KINDS = (".csv", ".tsv", ".xlsx", ".jsonl", ".ndjson", ".parquet")
@@ -356,7 +356,7 @@ def _sheet(path: Path, form: TableForm) -> Iterator[list[Any]]:
                 book, sheet_name=form.sheet or sheets[0], header=None, dtype=object, na_filter=False
             )
     except ImportError as error:
-        raise MissingDependencyError("openpyxl", "pip install 'clefq[excel]'") from error
+        raise missing_extra("openpyxl", "excel") from error
     except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
         raise DefinitionError(f"{path} is not a whole Excel file.", fix="save it again.") from error
     for cells in frame.itertuples(index=False, name=None):

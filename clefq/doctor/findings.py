@@ -107,7 +107,7 @@ def _in_checkout(facts: Facts, command: str) -> str:
 def _install(facts: Facts) -> str:
     pip = f"{facts.working.python} -m pip install"
     if facts.checkout is None:
-        return f"{pip} 'clefq[quantize]'"
+        return f"{pip} '.[quantize]', in a checkout of clefq"
     # `make setup` would do nothing where it has run before
     return _in_checkout(facts, f"{pip} -c constraints/quantize.txt -e '.[quantize,hub]'")
 
@@ -215,10 +215,13 @@ def _serve_setup(facts: Facts) -> str:
         return _in_checkout(facts, f"tools/setup_serve.sh {venv}")
     if not facts.gpus:
         return _in_checkout(facts, "make setup-serve")
-    return (
-        "python3 -m venv serve && serve/bin/pip install 'clefq[serve]' && "
+    command = (
+        "python3 -m venv serve && serve/bin/pip install '.[serve]' && "
         "export CLEFQ_SERVE_PYTHON=$PWD/serve/bin/python"
     )
+    if facts.checkout is None:
+        return f"{command}, in a checkout of clefq"
+    return _in_checkout(facts, command)
 
 
 def _vllm(environment: Environment, facts: Facts, setup: str) -> Iterator[Finding]:

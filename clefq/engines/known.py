@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -80,22 +80,43 @@ def is_finished(
         how: As `how_of`.
         anywhere: Whether other machines than this one would run it.
     """
+    devices = None if anywhere else _devices(how["spec"]["device"])
+    versions = None if anywhere else list(_versions(str(wanted["engine"])))
+    if not is_made_by(path, wanted, versions, devices):
+        return False
+    made = read_how(path)
+    return all(made.get(name) == value for name, value in how.items())
+
+
+def is_made_by(
+    path: Path,
+    wanted: Mapping[str, Any],
+    versions: Collection[str] | None,
+    devices: Collection[str] | None,
+) -> bool:
+    """Whether a file's own metadata says what it would say if it were made now.
+
+    Args:
+        path: A predictions file; may be missing or damaged.
+        wanted: Fields of the metadata.
+        versions: Versions of the engine's package that would run, without local tags; None: any.
+        devices: Names of the devices that would run it; None: any.
+    """
     try:
-        meta, made = read_meta(path), read_how(path)
+        meta = read_meta(path)
     except ClefqError:
         return False
-    same = all(getattr(meta, name) == value for name, value in wanted.items())
-    alike = all(made.get(name) == value for name, value in how.items())
-    current = meta.clefq_version == __version__
-    here = anywhere or _is_of_this_machine(meta, how["spec"]["device"])
-    return same and alike and current and here
+    return (
+        all(getattr(meta, name) == value for name, value in wanted.items())
+        and meta.clefq_version == __version__
+        and (devices is None or meta.device in devices)
+        and (versions is None or _release(meta.engine_version) in {_release(v) for v in versions})
+    )
 
 
-def _is_of_this_machine(meta: PredictionsMeta, asked: str) -> bool:
-    """Whether this interpreter's engine and devices are those that made a file."""
-    on_cpu = asked == "cpu" or not visible_gpus(os.environ)
-    device = meta.device == "cpu" if on_cpu else meta.device in _gpu_names()
-    return device and _release(meta.engine_version) in set(_versions(meta.engine))
+def _devices(asked: str) -> list[str]:
+    """What this interpreter would run on."""
+    return ["cpu"] if asked == "cpu" or not visible_gpus(os.environ) else _gpu_names()
 
 
 def _gpu_names() -> list[str]:
@@ -142,8 +163,8 @@ def known_answers(
         old = _set_of(path, run, meta, how)
         if old is None:
             continue
-        asked = {id: wanted[id] for id in wanted.keys() - results.keys()}
-        found = _unchanged(path, old, folder, asked)
+        unchanged, whole = _unchanged(path, old, folder, wanted)
+        found = {id: result for id, result in unchanged.items() if id not in results}
         if found:
             theirs = read_meta(path)
             results |= found
@@ -154,6 +175,7 @@ def known_answers(
                     "eval_set_sha256": theirs.eval_set_sha256,
                     "created_at": theirs.created_at,
                     "records": len(found),
+                    "whole": whole,
                 }
             )
     return Known(results, min(ages, default=None), tuple(sources))
@@ -193,19 +215,21 @@ def _alike(theirs: PredictionsMeta, ours: PredictionsMeta) -> bool:
 
 def _unchanged(
     path: Path, old: SetFolder, new: SetFolder, wanted: Mapping[str, Record]
-) -> dict[str, RecordResult]:
+) -> tuple[dict[str, RecordResult], bool]:
+    """The answers to records that are in both sets, and whether all of the old one are."""
     same = {
         record.id: record
         for record in old.records()
         if record == wanted.get(record.id) and _same_media(record, old.path, new.path)
     }
+    whole = len(same) == old.manifest.records
     frame = read_predictions(path).frame
     frame = frame[frame.record_id.isin(list(same))]
     found = {}
     for record_id, rows in frame.groupby("record_id", sort=False):
         if not rows.error.notna().any() and len(rows) == len(same[str(record_id)].questions):
             found[str(record_id)] = _result(str(record_id), rows)
-    return found
+    return found, whole
 
 
 def _same_media(record: Record, old: Path, new: Path) -> bool:

@@ -225,6 +225,8 @@ def _predict(
         if resumed:
             console.note(f"resuming: {resumed} of {len(records)} records are done")
         _take_over(known, journal, console)
+        # a run that goes on does not know when its own answers were first asked
+        asked_at = None if resumed else meta.created_at
         # answers of an interrupted run, and those of an older set, are as old as they are: gates
         # frozen since came after them
         meta = replace(meta, created_at=min(journal.started, started))
@@ -241,7 +243,12 @@ def _predict(
             results, checked = _mark_cut(job, records, results, cuts_at, console)
             meta = replace(meta, probability_quantum=quantum, prompts=checked)
         rows = _all_rows(records, results)
-        write_predictions(job.out, _frame(rows), meta, {**how, "reused": list(known.sources)})
+        write_predictions(
+            job.out,
+            _frame(rows),
+            meta,
+            {**how, "reused": list(known.sources), "asked_at": asked_at},
+        )
         journal.remove()
     return _summary(job, meta, rows, replace(effort, resumed=resumed, reused=len(known.results)))
 
@@ -423,6 +430,7 @@ def _rows(record: Record, result: RecordResult) -> list[dict[str, Any]]:
                 "input_tokens": result.input_tokens,
                 "truncated_tokens": result.truncated_tokens,
                 "error": error,
+                "cohorts": compact_json(dict(record.cohorts)) if record.cohorts else None,
             }
         )
     return rows
@@ -446,9 +454,9 @@ def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
     import pandas as pd
 
     frame = pd.DataFrame(rows)
-    for column in ("gold", "error", "logprobs"):
+    for column in ("gold", "error", "logprobs", "cohorts"):
         frame[column] = pd.Series([row[column] for row in rows], dtype=object)
-    return frame
+    return frame if frame["cohorts"].notna().any() else frame.drop(columns="cohorts")
 
 
 def _summary(

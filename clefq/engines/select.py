@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clefq.engines.base import Engine, EngineName, EngineSpec
-from clefq.errors import InputError, MissingDependencyError
+from clefq.errors import InputError, MissingDependencyError, missing_extra
 from clefq.serving.fleet.devices import visible_gpus
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def python_for(name: EngineName) -> Path:
         if python is not None:
             return python
         raise MissingDependencyError("the serving environment (vLLM)", "make setup-serve")
-    raise MissingDependencyError("transformers", "pip install 'clefq[quantize]'")
+    raise missing_extra("transformers", "quantize")
 
 
 def fastest_engine() -> EngineName:

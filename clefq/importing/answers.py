@@ -20,7 +20,8 @@ import pandas as pd
 
 from clefq.clef.records import Question, Record
 from clefq.errors import PredictionsError
-from clefq.store.predictions import ARROW_SCHEMA
+from clefq.plain_files import compact_json
+from clefq.store.predictions import schema_for
 
 MAX_FAULTS = 10
 SUM_SLACK = 1e-3
@@ -152,7 +153,8 @@ def import_answers(
             fix="import the file with the set it was made on.",
             faults=first_faults(faults),
         )
-    frame = pd.DataFrame(rows, columns=ARROW_SCHEMA.names)
+    further = ["cohorts"] if any(row["cohorts"] is not None for row in rows) else []
+    frame = pd.DataFrame(rows, columns=schema_for(further).names)
     errors = [row["error"] for row in rows if row["error"] is not None]
     own = [error for error in errors if error != NOT_ANSWERED]
     return frame, ImportSummary(
@@ -389,4 +391,5 @@ def _row(
         "input_tokens": answer.input_tokens,
         "truncated_tokens": answer.truncated_tokens,
         "error": outcome[1],
+        "cohorts": compact_json(dict(record.cohorts)) if record.cohorts else None,
     }

@@ -43,7 +43,7 @@ from clefq.parity.statistics.metric_facts import lacks_probabilities
 from clefq.parity.statistics.set_truth import OF_THE_SET
 from clefq.parity.statistics.slices import slice_order
 from clefq.plain_files import read_json, sha256_bytes, sha256_file
-from clefq.store.predictions import PredictionsMeta, read_predictions
+from clefq.store.predictions import Growth, PredictionsMeta, read_predictions
 
 STORED_BANNER = "judged from stored bounds: the predictions behind them are not here"
 
@@ -256,9 +256,11 @@ def _preregistration(
     document: Mapping[str, Any], loaded: LoadedGates, candidate: PredictionsMeta, path: Path
 ) -> Preregistration:
     """Assessed again from the stored times; what was unproven keeps its own words."""
-    stored = Preregistration(**document["gate_file"]["preregistration"])
+    entry = dict(document["gate_file"]["preregistration"])
+    growth = None if entry.get("growth") is None else Growth(**entry["growth"])
+    stored = Preregistration(**{**entry, "growth": growth})
     try:
-        found = assess(loaded, stored_evidence(document), candidate)
+        found = assess(loaded, stored_evidence(document), candidate, growth)
     except (TypeError, ValueError) as error:
         raise InputError(
             f"{path}: the times of the gate file and the predictions cannot be compared; "
@@ -321,17 +323,18 @@ class StoredSource:
         without = self._without(query.metric)
         if without is not None:
             return without
-        if query.slice != OVERALL and query.slice not in self._document["slices"]:
-            return f"the set has no slice {query.slice}"
         for gate in self._document["gates"]:
             if _answers(gate, query):
                 return str(gate["reason"])
+        if query.slice != OVERALL and query.slice not in self._document["slices"]:
+            return f"the set has no slice {query.slice}"
         return "the stored report holds no bound at this confidence"
 
     def slice_names(self, by: str) -> Sequence[str]:
         """Slices of one key, bands in their own order (a stored report sorts by name)."""
-        names = [name for name in self._document["slices"] if name.startswith(f"{by}=")]
-        return sorted(names, key=slice_order)
+        judged = (gate["slice"] for gate in self._document["gates"] if gate["n_questions"])
+        names = {*self._document["slices"], *filter(None, judged)}
+        return sorted((name for name in names if name.startswith(f"{by}=")), key=slice_order)
 
     def _without(self, metric: str) -> str | None:
         sides = (self._document[role] for role in ("baseline", "candidate"))

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from clefq.clef.formats import Arithmetic
+from clefq.clef.records import cohorts_faults
 from clefq.errors import InputError, PredictionsError
 from clefq.store.atomic import atomic_file, can_name_folder, disk_error
 from clefq.store.list_columns import ListColumn, list_column
@@ -54,6 +55,28 @@ ARROW_SCHEMA = pa.schema(
         pa.field("error", pa.string()),
     ]
 )
+# Only where the set has further cohorts: a JSON object of name to value, null for none.
+COHORTS = pa.field("cohorts", pa.string())
+
+
+def schema_for(columns: Iterable[str]) -> pa.Schema:
+    """The schema of a file with these columns: `cohorts` is there only where a set has any."""
+    return ARROW_SCHEMA.append(COHORTS) if COHORTS.name in columns else ARROW_SCHEMA
+
+
+def read_cohorts(text: str | None) -> dict[str, str] | None:
+    """The further cohorts of one row, sorted by name; None where the text is none.
+
+    Raises:
+        ValueError: It is no JSON object of name to value.
+    """
+    if text is None:
+        return None
+    value = json.loads(text)
+    faults = cohorts_faults(value)
+    if faults:
+        raise ValueError(faults[0])
+    return dict(sorted(value.items()))
 
 
 def _can_name_report(variant: str) -> bool:
@@ -138,20 +161,38 @@ class PredictionsMeta(Stored):
 
 
 @dataclass(frozen=True, slots=True)
+class Growth(Stored):
+    """That a file's set contains older ones whole, whose answers were taken over unchanged.
+
+    Attributes:
+        known: Records whose answers were known.
+        new: Records that were asked for this file.
+        asked_at: When asking them began, RFC 3339.
+    """
+
+    known: int
+    new: int
+    asked_at: Annotated[str, Rule(_is_instant, "must be RFC 3339 with a time zone")]
+
+
+@dataclass(frozen=True, slots=True)
 class Predictions:
     """A predictions file in memory.
 
     Attributes:
         meta: Provenance.
-        frame: One row per question, columns as in `ARROW_SCHEMA`; `option_ids` and `logprobs`
-            hold Python lists or numpy arrays (natural log; null logprobs where `error` is set),
-            or every column Arrow's own values (`read_predictions(columnar=True)`).
+        frame: One row per question, columns as in `ARROW_SCHEMA`, and `cohorts` where the set has
+            further ones; `option_ids` and `logprobs` hold Python lists or numpy arrays (natural
+            log; null logprobs where `error` is set), or every column Arrow's own values
+            (`read_predictions(columnar=True)`).
         path: The file it was read from, or None.
+        growth: What of its answers was known from older sets that its own contains, or None.
     """
 
     meta: PredictionsMeta
     frame: pd.DataFrame
     path: Path | None = None
+    growth: Growth | None = None
 
 
 def validate_frame(
@@ -179,7 +220,19 @@ def validate_frame(
         columns = _Columns(frame, quantum, labels)
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         return [*found, "option_ids or logprobs hold something other than lists"]
-    return found + columns.faults()
+    return found + columns.faults() + _cohorts_faults(frame)
+
+
+def _cohorts_faults(frame: pd.DataFrame) -> list[str]:
+    if COHORTS.name not in frame.columns:
+        return []
+    for text in frame[COHORTS.name].dropna().unique():
+        try:
+            read_cohorts(text)
+        except (TypeError, ValueError) as error:
+            row = frame[frame[COHORTS.name] == text].iloc[0]
+            return [f"{row.record_id}/{row.question_id}: cohorts {text!r} is no object: {error}"]
+    return []
 
 
 def _doubled(frame: pd.DataFrame) -> int | None:
@@ -292,9 +345,8 @@ def write_predictions(
     faults = faults_of(meta) + validate_frame(frame, meta.probability_quantum, meta.labels)
     if faults:
         raise PredictionsError(f"{path} would be malformed: {faults[0]}.", faults=faults[1:])
-    table = pa.Table.from_pandas(
-        frame[ARROW_SCHEMA.names], schema=ARROW_SCHEMA, preserve_index=False
-    )
+    schema = schema_for(frame.columns)
+    table = pa.Table.from_pandas(frame[schema.names], schema=schema, preserve_index=False)
     metadata = {METADATA_KEY: json.dumps(to_plain(meta), sort_keys=True).encode()}
     if how is not None:
         metadata[HOW_KEY] = json.dumps(dict(how), sort_keys=True).encode()
@@ -392,7 +444,18 @@ def read_predictions(path: Path, *, columnar: bool = False) -> Predictions:
     faults = validate_frame(frame, meta.probability_quantum, meta.labels)
     if faults:
         raise PredictionsError(f"{path} is malformed: {faults[0]}.", faults=faults[1:])
-    return Predictions(meta=meta, frame=frame, path=path)
+    return Predictions(meta, frame, path, _growth(read_how(path), frame))
+
+
+def _growth(how: Mapping[str, Any], frame: pd.DataFrame) -> Growth | None:
+    """None where nothing was known, an older set is not contained whole, or a run was resumed."""
+    reused, asked_at = how.get("reused"), how.get("asked_at")
+    if not reused or not isinstance(asked_at, str) or not _is_instant(asked_at):
+        return None
+    if not all(source.get("whole") is True for source in reused):
+        return None
+    known = sum(int(source["records"]) for source in reused)
+    return Growth(known, int(frame.record_id.nunique()) - known, asked_at)
 
 
 # how far a sum of float32 probabilities may be from one
@@ -402,22 +465,23 @@ _FLOAT32_SUM = 1e-5
 def _table_of(path: Path, file: pq.ParquetFile) -> pa.Table:
     """The rows, in columns of exactly the names and types that are written."""
     names = file.schema_arrow.names
-    if names != ARROW_SCHEMA.names:
+    schema = schema_for(names)
+    if names != schema.names:
         raise PredictionsError(f"{path} has columns {', '.join(names)}.", fix=_IMPORT_FIX)
     try:
         table = file.read()
         table.validate(full=True)
-        table = _widened(table)
+        table = _widened(table, schema)
     except (pa.ArrowException, OSError) as error:
         raise PredictionsError(f"{path} is damaged.", fix=_AGAIN_FIX) from error
     faults = [
         f"column {field.name} is {found.type}, expected {field.type}"
-        for field, found in zip(ARROW_SCHEMA, table.schema, strict=True)
+        for field, found in zip(schema, table.schema, strict=True)
         if found.type != field.type
     ]
     faults += [
         f"column {field.name} holds nulls"
-        for field, column in zip(ARROW_SCHEMA, table.columns, strict=True)
+        for field, column in zip(schema, table.columns, strict=True)
         if not field.nullable and column.null_count
     ]
     if faults:
@@ -425,13 +489,13 @@ def _table_of(path: Path, file: pq.ParquetFile) -> pa.Table:
     return table
 
 
-def _widened(table: pa.Table) -> pa.Table:
+def _widened(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """The table with columns of a narrower or larger form of their type in that type.
 
     Other tools write int32, float32, large_string and large_list; no value changes, but that
     probabilities in float32, whose sum is one to seven digits only, are made to sum to one.
     """
-    for index, field in enumerate(ARROW_SCHEMA):
+    for index, field in enumerate(schema):
         found = table.schema.field(index).type
         if found != field.type and _kind(found) == _kind(field.type):
             column = table.column(index).cast(field.type)

@@ -296,3 +296,20 @@ def test_a_bad_file_names_the_line(tmp_path: Path, case: str) -> None:
 def test_a_missing_file_is_a_record_error(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=r"cannot read .*records.jsonl"):
         list(iter_records(tmp_path / "records.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("cohorts", "fault"),
+    [
+        (["de"], "must be an object"),
+        ({"a=b": "x"}, "without '='"),
+        ({"language": ""}, "text that is not empty"),
+        ({"language": 3}, "text that is not empty"),
+    ],
+)
+def test_further_cohorts_that_could_name_no_slice_are_refused(cohorts: Any, fault: str) -> None:
+    body = {"id": "r", "cohort": "c", "state": "s", "questions": {"q": {"type": "noul"}}}
+    assert parse_record({**body, "cohorts": {"language": "de"}}, "w").cohorts == {"language": "de"}
+    with pytest.raises(RecordError) as caught:
+        parse_record({**body, "cohorts": cohorts}, "w")
+    assert fault in str(caught.value)

@@ -133,7 +133,7 @@ def test_a_missing_package_names_the_extra_that_brings_it(
     with pytest.raises(SystemExit) as stop:
         run()
     assert stop.value.code == 2
-    assert "pip install 'clefq[quantize]'" in capsys.readouterr().err
+    assert "pip install '.[quantize]'" in capsys.readouterr().err
 
     def broken() -> None:
         raise ModuleNotFoundError("No module named 'clefq.absent'", name="clefq.absent")

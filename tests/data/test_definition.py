@@ -153,3 +153,11 @@ def test_defaults_are_what_the_docs_say() -> None:
 def test_merge_keys_of_yaml_work(tmp_path: Path) -> None:
     value = yaml.safe_load("a: &x {b: 1}\nc: {<<: *x, d: 2}")
     assert value["c"] == {"b": 1, "d": 2}
+
+
+def test_a_column_that_yaml_reads_as_false_is_told_to_be_quoted(tmp_path: Path) -> None:
+    path = tmp_path / "d.yaml"
+    path.write_text("name: no\nrole: eval\nsources: []\n", encoding="utf-8")
+    with pytest.raises(DefinitionError) as caught:
+        load_definition(path, "eval")
+    assert "quote them" in str(caught.value.fix)

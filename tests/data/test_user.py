@@ -357,3 +357,16 @@ def test_records(build: Build, tmp_path: Path) -> None:
     (tmp_path / "records.jsonl").write_text("".join(compact_json(row) + "\n" for row in broken))
     with pytest.raises(DefinitionError, match=r"^records: none of 4 rows is usable"):
         build(value, data_dir=None, tokenizer=None)
+
+
+def test_further_cohorts_are_kept_with_each_record(build: Build, tmp_path: Path) -> None:
+    rows = [{**row, "lang": ["de", "", "fr"][i % 3], "vip": i % 2} for i, row in enumerate(TICKETS)]
+    file = write_jsonl(tmp_path / "tickets.jsonl", rows)
+    records = list(build(mapping(file, cohorts=["lang", "vip"]), data_dir=None).folder.records())
+    assert [dict(record.cohorts) for record in records[:3]] == [
+        {"lang": "de", "vip": "0"},
+        {"vip": "1"},
+        {"lang": "fr", "vip": "0"},
+    ]
+    with pytest.raises(DefinitionError, match="no column 'language'"):
+        build(mapping(file, cohorts=["language"]), data_dir=None)

@@ -106,6 +106,22 @@ def test_approve(approved: tuple[Shell, Printed]) -> None:
     assert "predictions" in printed[KEEP]
 
 
+def test_day_two(tmp_path: Path) -> None:
+    grows, builds = "The set grows", "Another build, and which one to take"
+    elsewhere = "Elsewhere, and for a manager"
+    shell = Shell(tmp_path, {"BF16": str(WEIGHTS)})
+    printed = shell.page("day-two.md", judging=("The first day, again", grows, builds, elsewhere))
+    text = (tmp_path / "report/tickets-2/fp8/parity.json").read_text(encoding="utf-8")
+    order = json.loads(text)["gate_file"]["preregistration"]
+    assert order["status"] == "grown"
+    assert (order["growth"]["known"], order["growth"]["new"]) == (60, 1)
+    assert "nothing was done" in printed[grows]
+    assert "nvfp4a16" in printed[builds]
+    assert "gold,queue/billing" in printed["What changed, and where"]
+    assert (tmp_path / "flips.tickets-2.fp8.csv").is_file()
+    assert "tickets-2" in printed[elsewhere]
+
+
 def test_check_checkpoint(approved: tuple[Shell, Printed], tmp_path: Path) -> None:
     """On the build that the other page made, with the very same command."""
     top, mend, answers = "Check a checkpoint", "3. Mend it", "4. How it answers"

@@ -210,7 +210,7 @@ def test_pins_that_disagree() -> None:
     assert "constraints/quantize.txt" in item.fix
     elsewhere = only(replace(facts, checkout="/src/clefq"))
     assert elsewhere.fix.startswith("cd /src/clefq && ")
-    assert "'clefq[quantize]'" in only(replace(facts, checkout=None)).fix
+    assert "'.[quantize]'" in only(replace(facts, checkout=None)).fix
 
 
 def test_nothing_but_the_core() -> None:

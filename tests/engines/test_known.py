@@ -132,12 +132,25 @@ def test_a_grown_set_asks_only_the_new_records(
     assert found.meta.created_at == "2026-01-02T03:04:05+00:00"
     (source,) = read_how(run.predictions("new", "bf16"))["reused"]
     assert (source["eval_set"], source["records"]) == ("old", 15)
+    assert found.growth is None  # a record of the old set was changed
     before = read_predictions(old).frame.set_index(["record_id", "question_id"])
     for row in found.frame.itertuples():
         if row.record_id not in asked:
             known = before.loc[(row.record_id, row.question_id)]
             assert np.array_equal(row.logprobs, known.logprobs)
             assert row.input_tokens == known.input_tokens
+
+
+def test_a_set_that_contains_the_old_one_whole_says_what_was_known(
+    run: RunFolder, release: Path, records: list[Record], asked: list[str]
+) -> None:
+    predict_set(job(run, release, "old"), QUIET)
+    add_set(run, "grown", records)
+    predict_set(job(run, release, "grown"), QUIET)
+    growth = read_predictions(run.predictions("grown", "bf16")).growth
+    assert growth is not None and (growth.known, growth.new) == (16, len(records) - 16)
+    assert growth.asked_at >= read_meta(run.predictions("old", "bf16")).created_at
+    assert read_predictions(run.predictions("old", "bf16")).growth is None
 
 
 def test_answers_of_other_limits_or_of_a_changed_set_are_not_taken_over(

@@ -351,3 +351,16 @@ def test_a_csv_is_told_to_be_imported(tmp_path):
     with pytest.raises(PredictionsError) as caught:
         read_predictions(tmp_path / "a.csv")
     assert "clefq import" in str(caught.value)
+
+
+def test_further_cohorts_are_a_last_column_only_where_there_are_any(tmp_path: Path) -> None:
+    path = tmp_path / "p.parquet"
+    plain = frame_of(row(), row(record_id="other"))
+    write_predictions(path, plain, META)
+    assert pq.read_schema(path).names == ARROW_SCHEMA.names
+    write_predictions(path, plain.assign(cohorts=['{"language":"de"}', None]), META)
+    assert pq.read_schema(path).names == [*ARROW_SCHEMA.names, "cohorts"]
+    cohorts = read_predictions(path).frame.cohorts
+    assert cohorts[0] == '{"language":"de"}' and pd.isna(cohorts[1])
+    with pytest.raises(PredictionsError, match="cohorts"):
+        write_predictions(path, plain.assign(cohorts=['["de"]', None]), META)

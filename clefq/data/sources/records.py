@@ -60,9 +60,10 @@ def build(value: dict[str, Any], record_id: str, options: Options) -> Iterable[E
     missing = [name for name, path in media.items() if not path.is_file()]
     if missing:
         raise RowError(f"no image {missing[0]!r}")
-    cleaned = PersonalFields(options.drop, options.hash).clean(record.state)
+    personal = PersonalFields(options.drop, options.hash)
+    state, cohorts = personal.clean(record.state), personal.clean(dict(record.cohorts))
     label = next(iter(record.gold.values()), "")
-    yield Example(replace(record, state=cleaned), label=label, media=media)
+    yield Example(replace(record, state=state, cohorts=cohorts), label=label, media=media)
 
 
 SOURCE = Source(

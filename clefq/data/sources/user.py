@@ -75,6 +75,8 @@ class Options(Stored):
         questions: Question id → its mapping, in prompt order of the ids.
         id: Column with the record's id; None numbers the rows.
         cohort: Column with the cohort; None puts all in one.
+        cohorts: Further columns that reports slice by, each as `cohort.COLUMN=VALUE`; a row with an
+            empty cell is in none of a column's slices.
         images: Column with a path, or a list of paths, relative to the file.
         drop: Fields that are taken out of the state, at any depth.
         hash: Fields that are replaced by a keyed hash, also where they are the id or cohort.
@@ -90,6 +92,7 @@ class Options(Stored):
     questions: Mapping[str, QuestionMap]
     id: str | None = None
     cohort: str | None = None
+    cohorts: tuple[str, ...] = ()
     images: str | None = None
     drop: tuple[str, ...] = ()
     hash: tuple[str, ...] = ()
@@ -143,7 +146,7 @@ def _named(options: Options) -> list[str]:
     """The columns that the mapping names, in its order."""
     state = (options.state,) if isinstance(options.state, str) else options.state
     golds = (question.gold for question in options.questions.values())
-    names = (options.id, options.cohort, *state, options.images, *golds)
+    names = (options.id, options.cohort, *options.cohorts, *state, options.images, *golds)
     return list(dict.fromkeys(name for name in names if name is not None))
 
 
@@ -157,6 +160,8 @@ def _check(options: Options) -> None:
     alone = [("id", options.id), ("cohort", options.cohort), ("images", options.images)]
     if isinstance(options.state, str):
         alone.append(("state", options.state))
+    alone += [("cohorts", name) for name in options.cohorts]
+    faults += [f"cohorts names {name!r}, with '='" for name in options.cohorts if "=" in name]
     faults += [
         f"drop names {column}, the {what}" for what, column in alone if column in options.drop
     ]
@@ -330,9 +335,22 @@ def build(value: dict[str, Any], record_id: str, options: Options) -> Iterable[E
         questions=tuple(questions),
         images=tuple(media),
         gold=gold,
+        cohorts=_cohorts(cells, options, personal),
     )
     first = next(iter(gold.values()), "")
     yield Example(record, label=first, media=media)
+
+
+def _cohorts(cells: dict[str, Any], options: Options, personal: PersonalFields) -> dict[str, str]:
+    found = {}
+    for name in sorted(options.cohorts):
+        try:
+            text = cell_text(cells.get(name))
+        except RowError as error:
+            raise RowError(f"{name} {error}") from error
+        if text is not None:
+            found[name] = personal.clean_field(name, text)
+    return found
 
 
 def _state(cells: dict[str, Any], options: Options, personal: PersonalFields) -> Any:

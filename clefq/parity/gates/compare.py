@@ -181,7 +181,7 @@ class StatisticsSource:
 
     def slice_names(self, by: str) -> Sequence[str]:
         """Slices of one key, in the statistics' order."""
-        return [name for name in self._statistics.slices if name.startswith(f"{by}=")]
+        return self._statistics.slice_names(by)
 
 
 def judge_candidate(
@@ -204,7 +204,7 @@ def judge_candidate(
     Raises:
         PredictionsError: The files were made on different sets.
     """
-    prereg = assess(spec.loaded, spec.evidence, candidate.meta)
+    prereg = assess(spec.loaded, spec.evidence, candidate.meta, candidate.growth)
     faults = spec.set_faults or _set_faults(spec.truth, baseline, candidate, spec.baseline_faults)
     if faults:
         return _unpaired(baseline.meta, candidate.meta, spec, prereg, faults)

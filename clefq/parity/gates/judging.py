@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from clefq.parity.gates.planning import design_effect, questions_for_floor
 from clefq.parity.gates.schema import MIN_RECORDS_KL, Gate, GateFile
 from clefq.parity.statistics.metric import AT_LEAST, OVERALL, Metric
+from clefq.parity.statistics.slices import GOLD
 from clefq.store.reading import Count, Stored
 
 PASS, FAIL, INCONCLUSIVE, NOT_GATED = "pass", "fail", "inconclusive", "not_gated"
@@ -137,19 +138,23 @@ def judge_gate(gate: Gate, source: FigureSource) -> Iterator[GateResult]:
     if gate.slice is None:
         yield _judge(gate, OVERALL, source)
         return
-    if gate.slice.value != "*":
-        yield _judge(gate, f"{gate.slice.by}={gate.slice.value}", source)
+    by, wanted = gate.slice.by, gate.slice.value
+    several = wanted == "*" or (by == GOLD and wanted.endswith("/*"))
+    if not several:
+        yield _judge(gate, f"{by}={wanted}", source)
         return
     results = []
-    for name in source.slice_names(gate.slice.by):
+    for name in source.slice_names(by):
+        if not name.startswith(f"{by}={wanted[:-1]}"):
+            continue
         value = name.split("=", 1)[1]
         result = replace(_judge(gate, name, source), name=f"{gate.name}[{value}]")
         if result.status == NOT_GATED:
             result = replace(result, required=False)
         results.append(result)
     if not any(result.status != NOT_GATED for result in results):
-        query = _query(gate, f"{gate.slice.by}=*")
-        yield _unjudged(gate, query, f"no {gate.slice.by} slice has {gate.min_n} questions")
+        query = _query(gate, f"{by}={wanted}")
+        yield _unjudged(gate, query, f"no {by} slice has {gate.min_n} questions")
     yield from results
 
 

@@ -18,12 +18,13 @@ from clefq.errors import GateFileError
 from clefq.parity.gates.files import LoadedGates
 from clefq.parity.gates.schema import parse_gates
 from clefq.plain_files import sha256_bytes
-from clefq.store.predictions import PredictionsMeta
+from clefq.store.predictions import Growth, PredictionsMeta
 from clefq.store.reading import Stored
 
 PREREGISTERED = "preregistered"
 AFTER_RESULTS = "after_results"
 UNPROVEN = "unproven"
+GROWN = "grown"
 TEMPLATE = "not_preregistered"
 IMPORTED = "import"  # the engine that `clefq import` names
 
@@ -59,11 +60,12 @@ class Preregistration(Stored):
     """Whether the gates predate the candidate's results.
 
     Attributes:
-        status: `preregistered`, `after_results`, `unproven` or `not_preregistered`.
+        status: `preregistered`, `grown`, `after_results`, `unproven` or `not_preregistered`.
         sentence: The same in words.
         commit: Commit that holds the gate file, or None.
         committed_at: Its time, or None.
-        predicted_at: When the candidate's predictions say they were made.
+        predicted_at: When the candidate's predictions say they were made; the oldest of them.
+        growth: What of the answers was known from older sets that this one contains, or None.
     """
 
     status: str
@@ -71,6 +73,7 @@ class Preregistration(Stored):
     commit: str | None
     committed_at: str | None
     predicted_at: str
+    growth: Growth | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object of `parity.json`."""
@@ -78,7 +81,10 @@ class Preregistration(Stored):
 
 
 def assess(
-    loaded: LoadedGates, evidence: GitEvidence, candidate: PredictionsMeta
+    loaded: LoadedGates,
+    evidence: GitEvidence,
+    candidate: PredictionsMeta,
+    growth: Growth | None = None,
 ) -> Preregistration:
     """Compares the gate file's commit with the predictions' time; pure.
 
@@ -87,6 +93,8 @@ def assess(
         evidence: What git says about it (`git_evidence`).
         candidate: Provenance of the candidate's predictions. Imported ones say when they were
             imported; their answers may be older.
+        growth: Whether the set grew, and what was known of it. A gate file for a set that
+            contains the old one whole could not be committed before the old answers.
     """
     predicted_at = candidate.created_at
     commit = evidence.commit
@@ -106,8 +114,19 @@ def assess(
             return Preregistration(UNPROVEN, sentence, sha, time, predicted_at)
         sentence = "The gates were committed before the candidate was run (self-declared times)."
         return Preregistration(PREREGISTERED, sentence, sha, time, predicted_at)
+    if growth is not None and growth.new > 0 and _before(time, growth.asked_at):
+        sentence = (
+            f"The set grew by {growth.new:,} records: the gates were committed before those were "
+            "asked (self-declared times), and the answers to the other "
+            f"{growth.known:,} were known."
+        )
+        return Preregistration(GROWN, sentence, sha, time, predicted_at, growth)
     sentence = "The gates were committed after the candidate was run."
     return Preregistration(AFTER_RESULTS, sentence, sha, time, predicted_at)
+
+
+def _before(time: str | None, other: str) -> bool:
+    return time is not None and datetime.fromisoformat(time) < datetime.fromisoformat(other)
 
 
 def git_evidence(path: Path) -> GitEvidence:

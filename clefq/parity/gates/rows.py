@@ -20,13 +20,14 @@ from clefq.parity.gates.judging import (
     decide,
     round_up,
 )
-from clefq.parity.gates.preregistration import AFTER_RESULTS, TEMPLATE, UNPROVEN
+from clefq.parity.gates.preregistration import AFTER_RESULTS, GROWN, TEMPLATE, UNPROVEN
 from clefq.parity.statistics.metric import AT_LEAST
 from clefq.parity.statistics.metric_facts import find_facts, shown_in, title_of
 
 _ORDER_OF_GATES = {
     TEMPLATE: "by a template",
     AFTER_RESULTS: "by gates that came after the results",
+    GROWN: "by gates that came before the new records' answers, not before the old ones'",
     UNPROVEN: "by gates of which nothing shows that they came first",
 }
 _FIELDS = [field.name for field in fields(GateResult)]

@@ -20,6 +20,7 @@ from clefq.parity.statistics.metric_facts import (
     load_facts,
     noise_floor_metrics,
 )
+from clefq.parity.statistics.slices import FURTHER
 from clefq.store.reading import Rule, Stored, expected, read_value, sha256_digits
 from clefq.store.variant_links import COMPARED
 from clefq.store.yaml_text import load_yaml, yaml_fault
@@ -67,21 +68,28 @@ Threshold = Annotated[
 class SliceSelector(Stored):
     """The part of the questions that a gate looks at: one key and a slice's name.
 
-    `*` for the name: every slice of that key, each judged on its own.
+    `*` for the name: every slice of that key, each judged on its own; of `gold` also
+    `QUESTION/*`, the right answers of one question.
 
     Attributes:
         cohort: Name of a cohort.
+        question: Question id.
+        gold: Right answer, `QUESTION/OPTION`.
         type: Type of question.
         options: Band of the number of options.
         length: Band of the prompt's length.
         margin: Band of the baseline's margin.
+        cohorts: One further cohort and its value, such as `{language: de}`.
     """
 
     cohort: Scalar | None = None
+    question: Scalar | None = None
+    gold: Scalar | None = None
     type: Scalar | None = None
     options: Scalar | None = None
     length: Scalar | None = None
     margin: Scalar | None = None
+    cohorts: Mapping[str, Scalar] | None = None
 
     @property
     def by(self) -> str:
@@ -94,7 +102,9 @@ class SliceSelector(Stored):
         return next(str(value) for name, value in self._given())
 
     def _given(self) -> list[tuple[str, Scalar]]:
-        pairs = ((field.name, getattr(self, field.name)) for field in fields(self))
+        names = (field.name for field in fields(self) if field.name != "cohorts")
+        pairs = [(name, getattr(self, name)) for name in names]
+        pairs += [(f"{FURTHER}{name}", value) for name, value in (self.cohorts or {}).items()]
         return [(name, value) for name, value in pairs if value is not None]
 
     def faults(self) -> Iterable[str]:

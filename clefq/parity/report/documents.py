@@ -235,7 +235,7 @@ class Flips(Stored):
         confident_new: Changed answers with a margin of 0.5 or more; None for labels.
         ties: Ties.
         baseline_margin: Where the baseline was sure.
-        worst: The questions that moved most, by total variation.
+        worst: The questions that moved most: changed answers first, then by total variation.
     """
 
     count: Count
@@ -258,6 +258,40 @@ class NoFlips(Stored):
 
 
 @dataclass(frozen=True, slots=True)
+class Move(Stored):
+    """Changed answers of one question id, from one option to another.
+
+    Attributes:
+        question: The question.
+        baseline: The baseline's answer.
+        candidate: The candidate's answer.
+        count: How many.
+        gained: Of them, right now and wrong before.
+        lost: Of them, wrong now and right before.
+    """
+
+    question: str
+    baseline: str
+    candidate: str
+    count: Count
+    gained: Count
+    lost: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Confusion(Stored):
+    """Which answers moved where: the confusion table without its diagonal.
+
+    Attributes:
+        moves: The commonest, at most 100.
+        left_out: Changed answers in further ones.
+    """
+
+    moves: tuple[Move, ...]
+    left_out: Count
+
+
+@dataclass(frozen=True, slots=True)
 class Details(Stored):
     """Figures for display, as published cards quote them; never gated on.
 
@@ -272,6 +306,8 @@ class Details(Stored):
         wilson: Wilson intervals.
         clustering: By metric, how many records its interval rests on, and which of them move it.
         operating: By gate, how likely this set passes it at a true loss.
+        confusion: Which answers moved where.
+        slices_left_out: By key, slices beyond the largest, which are not reported.
     """
 
     percentiles: Mapping[str, Any] | None
@@ -284,6 +320,8 @@ class Details(Stored):
     wilson: Mapping[str, Any] | None
     clustering: Mapping[str, Any] | None = None
     operating: tuple[Mapping[str, Any], ...] = ()
+    confusion: Confusion | None = None
+    slices_left_out: Mapping[str, Count] | None = None
 
 
 @dataclass(frozen=True, slots=True)

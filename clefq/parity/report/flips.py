@@ -53,9 +53,9 @@ def flips_summary(pairs: PairedSet, values: QuestionValues) -> dict[str, Any]:
 
 
 def worst_questions(pairs: PairedSet, values: QuestionValues) -> list[dict[str, Any]]:
-    """The questions whose distributions moved most, by total variation, of those measured."""
+    """The questions that moved most, of those measured: changed answers first, then by TV."""
     moved = np.where(values.measured, values.tv, -1.0)
-    order = np.argsort(-moved, kind="stable")[:N_WORST]
+    order = np.lexsort((-moved, values.agree | ~values.measured))[:N_WORST]
     chosen = order[moved[order] > 0]
     return [
         {key: column[row] for key, column in _columns(pairs, values, chosen).items()}

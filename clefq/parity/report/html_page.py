@@ -7,6 +7,7 @@ is inserted as it is.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -36,6 +37,8 @@ from clefq.parity.gates.rows import (
     qualifiers,
 )
 from clefq.parity.gates.verdict import ORDER
+from clefq.parity.report.changed import ChangedAnswer
+from clefq.parity.report.classes import class_rows, left_out_note, moved
 from clefq.parity.report.coherence import coherence_rows
 from clefq.parity.report.details import detail_lines
 from clefq.parity.report.plots import Plot, quality_by_size
@@ -45,12 +48,18 @@ from clefq.parity.statistics.metric_facts import REPORT, title_of
 
 PREREGISTRATION = {
     "preregistered": "came first",
+    "grown": "set grew",
     "after_results": "came after",
     "unproven": "unproven",
     "not_preregistered": "template",
 }
+MOST_PARTS = 20  # the worst first; breakdown.csv has all
 # slice key → heading
-PARTS = {"cohort": "Accuracy by cohort", "length": "Accuracy by length"}
+PARTS = {
+    "cohort": "Accuracy by cohort",
+    "question": "Accuracy by question",
+    "length": "Accuracy by length",
+}
 
 
 def report_html(
@@ -81,6 +90,9 @@ def report_html(
         model_size=_model_size(document, sizes or Sizes()),
         prereg=PREREGISTRATION[document["gate_file"]["preregistration"]["status"]],
         plots=_shown(plots),
+        classes=class_rows(document),
+        moved=moved(document),
+        left_out=left_out_note(document),
     )
 
 
@@ -135,9 +147,31 @@ def _asked(summary: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return next((metric for metric in found if metric is not None), None)
 
 
+def flips_html(
+    document: Mapping[str, Any],
+    changed: Sequence[ChangedAnswer],
+    slices: Sequence[str],
+    texts: bool,
+) -> str:
+    """The page of changed answers with their texts.
+
+    Args:
+        document: A `parity.json` value.
+        changed: The answers to show.
+        slices: The slices that they were taken from; empty for all.
+        texts: Whether the set was at hand.
+    """
+    tally = Counter(item.effect for item in changed)
+    effects = ", ".join(f"{number:,} {effect}" for effect, number in tally.most_common())
+    page = _environment().get_template("flips.html.j2")
+    return page.render(
+        doc=document, rows=changed, slices=slices, texts=texts, effects=effects or "none"
+    )
+
+
 @cache
 def _environment() -> jinja2.Environment:
-    names = ("report.html.j2", "index.html.j2", "style.css", "base.html.j2")
+    names = ("report.html.j2", "index.html.j2", "flips.html.j2", "style.css", "base.html.j2")
     folder = files("clefq.parity.report").joinpath("templates")
     sources = {name: folder.joinpath(name).read_text("utf-8") for name in names}
     environment = jinja2.Environment(
@@ -213,7 +247,12 @@ def _parts(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     ends = [end for rows in found.values() for row in rows for end in row.bounds or ()]
     axis = bar_axis([0.0, *ends], -1.0, 1.0)
     return [
-        {"title": title, "rows": [{"row": row, "bar": _part_bar(row, axis)} for row in rows]}
+        {
+            "title": title
+            if len(rows) <= MOST_PARTS
+            else f"{title}: {MOST_PARTS} of {len(rows):,}",
+            "rows": [{"row": row, "bar": _part_bar(row, axis)} for row in rows[:MOST_PARTS]],
+        }
         for title, rows in found.items()
         if rows
     ]

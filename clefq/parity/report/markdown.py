@@ -9,6 +9,7 @@ from clefq.parity.gates.formatting import MARKS, count, figure, short_hash
 from clefq.parity.gates.formatting import markdown_cell as _cell
 from clefq.parity.gates.formatting import markdown_prose as _prose
 from clefq.parity.gates.rows import alarm_text, figure_rows, gate_row, qualifiers
+from clefq.parity.report.classes import moved
 from clefq.parity.report.coherence import coherence_rows
 from clefq.parity.statistics.metric_facts import REPORT
 
@@ -50,6 +51,7 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield from _metrics(document)
     yield from _coherence(document)
     yield from _alarms(document)
+    yield from _moved(document)
     yield from _worst(document)
     yield from _facts(document)
 
@@ -117,6 +119,20 @@ def _alarms(document: Mapping[str, Any]) -> Iterator[str]:
             f"- {_cell(alarm['slice'])}: {figure(alarm['estimate'], signed=True)} "
             f"on {count(alarm['n_questions'])} questions"
         )
+    yield ""
+
+
+def _moved(document: Mapping[str, Any]) -> Iterator[str]:
+    moves, hidden = moved(document, MAX_WORST)
+    if not moves:
+        return
+    yield "| answers that moved | from | to | count | gained | lost |"
+    yield "|---|---|---|---:|---:|---:|"
+    for move in moves:
+        names = " | ".join(_cell(move[key]) for key in ("question", "baseline", "candidate"))
+        yield f"| {names} | {move['count']} | {move['gained']} | {move['lost']} |"
+    if hidden:
+        yield f"\n{count(hidden)} more changed answers, in rarer moves."
     yield ""
 
 

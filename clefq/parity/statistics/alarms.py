@@ -1,5 +1,7 @@
 """Slice alarms: where accuracy is worse than the baseline's, corrected for looking everywhere.
 
+One family: every slice with enough records, by whatever key, once for each set of questions.
+
 Holm's step-down over all slices with enough records, without p-values: a hypothesis is rejected
 at level a when the upper bound of the one-sided interval at confidence 1 − a lies below zero.
 Alarms never decide a verdict; they say where to look.
@@ -16,8 +18,8 @@ from clefq.parity.statistics.metric import Metric
 from clefq.store.reading import Count, Stored
 
 MIN_RECORDS = 10
-# Slices of these keys are searched; margin bands are defined by the baseline's own answers.
-SEARCHED = ("cohort", "type", "options", "length")
+# Slices of all other keys are searched; margin bands are defined by the baseline's own answers.
+NOT_SEARCHED = "margin"
 
 Figure = Callable[[str, float], Metric | None]
 
@@ -84,7 +86,7 @@ def _eligible(
     found: dict[object, str] = {}
     for name, metrics in slices.items():
         metric = metrics.get("accuracy_delta")
-        if name.split("=", 1)[0] not in SEARCHED or metric is None:
+        if name.split("=", 1)[0] == NOT_SEARCHED or metric is None:
             continue
         if metric.n_records < MIN_RECORDS:
             continue

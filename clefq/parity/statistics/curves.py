@@ -1,7 +1,12 @@
 """Figures that are no ratio of sums: macro-F1, calibration error, area under risk–coverage.
 
 Each is a function of a few sums per record, so that a resample costs one matrix product. Their
-intervals are percentiles of the cluster bootstrap: for display, never for gates.
+intervals are percentiles of the cluster bootstrap: for display, never for gates, but macro-F1's.
+
+A percentile bootstrap of a few changed answers knows nothing of what it has not seen; without any
+change it would claim certainty. Macro-F1's interval therefore reaches at least as far as the most
+that unseen changes can move it: their share is bounded as that of an event that never happened,
+and all of them fall where they cost most.
 """
 
 from __future__ import annotations
@@ -15,8 +20,14 @@ import numpy as np
 from clefq.parity.statistics.arrays import BoolArray, FloatArray, IntArray
 from clefq.parity.statistics.bootstrap import quantiles
 from clefq.parity.statistics.divergences import QuestionValues, SideValues
-from clefq.parity.statistics.figures import NONE, PERCENTILE, Pending, count_records
-from clefq.parity.statistics.intervals import MIN_RECORDS
+from clefq.parity.statistics.figures import (
+    NONE,
+    PERCENTILE,
+    Pending,
+    count_records,
+    record_ratio,
+)
+from clefq.parity.statistics.intervals import MIN_RECORDS, korn_graubard
 from clefq.parity.statistics.metric import Bootstrap, Metric
 from clefq.parity.statistics.pairs import PairedSet
 from clefq.parity.statistics.resampling import MAX_UNITS, ResampleJob
@@ -24,6 +35,7 @@ from clefq.parity.statistics.resampling import MAX_UNITS, ResampleJob
 ECE_BINS = 15
 AURC_GROUPS = 16
 MAX_CLASSES = 1000
+WIDENED = "widened_percentile_cluster_bootstrap"
 
 Reduce = Callable[[FloatArray], FloatArray]
 
@@ -37,11 +49,13 @@ class Curve:
         reduce: Sums [b, M] → figures [b, 1].
         estimate: The figure; where `reduce` works on groups it is the ungrouped one, and
             intervals are moved by the difference.
+        reach: Least distance of its bounds from the estimate.
     """
 
     columns: FloatArray
     reduce: Reduce
     estimate: float
+    reach: float = 0.0
 
 
 def curve_figures(
@@ -67,8 +81,18 @@ def macro_f1_figure(
     domain = values.has_gold if mask is None else values.has_gold & mask
     idx = np.flatnonzero(domain)
     records = pairs.record_index[idx]
-    make = partial(macro_f1_curve, pairs, values, idx, units_of(records))
+    unseen = (
+        korn_graubard(record_ratio(np.zeros(len(idx)), records), confidence)[1] if len(idx) else 0
+    )
+    make = partial(macro_f1_curve, pairs, values, idx, units_of(records), unseen or 0.0)
     return _pending(make, records, confidence)
+
+
+def pessimistic(values: QuestionValues) -> QuestionValues:
+    """The values with every tie as gates read it: for the baseline, against the candidate."""
+    before = replace(values.baseline, correct=values.right_possibly)
+    surely = values.candidate.correct & ~values.candidate.tied
+    return replace(values, baseline=before, candidate=replace(values.candidate, correct=surely))
 
 
 def units_of(records: IntArray) -> IntArray:
@@ -149,9 +173,15 @@ def aurc(side: SideValues, idx: IntArray) -> float:
 
 
 def macro_f1_curve(
-    pairs: PairedSet, values: QuestionValues, idx: IntArray, units: IntArray
+    pairs: PairedSet,
+    values: QuestionValues,
+    idx: IntArray,
+    units: IntArray,
+    unseen: float = 0.0,
 ) -> Curve | float:
     """Difference of macro-F1: mean over the cohort's gold options of 2·TP/(predicted + gold).
+
+    `unseen` is the share of questions whose answers may change without a change having been seen.
 
     A class is an option id within a cohort; with several cohorts their differences are averaged.
     A failed answer predicts nothing. More than 1,000 classes give the figure alone.
@@ -189,8 +219,35 @@ def macro_f1_curve(
         return np.asarray((macro[1] - macro[0]).sum(axis=1) / seen)[:, None]
 
     columns = np.hstack(parts)
-    estimate = float(reduce(columns.sum(axis=0)[None])[0, 0])
-    return estimate if wide else Curve(columns, reduce, estimate)
+    totals = columns.sum(axis=0)
+    estimate = float(reduce(totals[None])[0, 0])
+    if wide:
+        return estimate
+    sizes = np.diff(boundaries, append=width)
+    weight = np.repeat(1 / (len(cohorts) * sizes), sizes)
+    reach = _reach(totals, weight, unseen * len(idx))
+    return Curve(columns, reduce, estimate, reach)
+
+
+def _reach(totals: FloatArray, weight: FloatArray, changes: float) -> float:
+    """The most by which so many changed answers move a macro-F1.
+
+    A class loses x right answers: F1 = 2(T − x)/(2T − x + E) falls convexly in x, so by at most
+    x·2/(2T + E), and whole classes at a time. Where they go, F1 = 2T/(2T + E + x) falls by at most
+    x·2T/(2T + E)².
+
+    Args:
+        totals: Gold, then predicted and right of either side, float64 [5·width].
+        weight: Weight of each class in the figure, float64 [width].
+        changes: Number of changed answers.
+    """
+    gold, *_, predicted, right = np.split(totals, 5)
+    size = np.maximum(predicted + gold, 1.0)
+    order = np.argsort(-weight / size, kind="stable")
+    taken = np.clip(changes - np.cumsum(right[order]) + right[order], 0.0, right[order])
+    lost = float((taken * weight[order] * 2 / size[order]).sum())
+    found = changes * float((weight * 2 * right / size**2).max())
+    return min(lost + found, 1.0)
 
 
 def _table(units: IntArray, at: IntArray, width: int, weights: FloatArray | None) -> FloatArray:
@@ -226,9 +283,14 @@ def _pending(make: Callable[[], Curve | float], records: IntArray, confidence: f
     def finish(samples: FloatArray) -> tuple[Metric, tuple[float, float]]:
         ends = quantiles(samples[:, 0] + shift, confidence)
         plain = Bootstrap(ends.lower, ends.upper, len(samples))
-        done = replace(
-            metric, lower=ends.lower, upper=ends.upper, method=PERCENTILE, bootstrap=plain
+        lower = min(ends.lower, max(curve.estimate - curve.reach, -1.0))
+        upper = max(ends.upper, min(curve.estimate + curve.reach, 1.0))
+        method = WIDENED if curve.reach else PERCENTILE
+        done = replace(metric, lower=lower, upper=upper, method=method, bootstrap=plain)
+        errors = (
+            ends.lower_error if lower == ends.lower else 0.0,
+            ends.upper_error if upper == ends.upper else 0.0,
         )
-        return done, (ends.lower_error, ends.upper_error)
+        return done, errors
 
     return Pending(metric, ResampleJob(curve.columns, curve.reduce), finish)

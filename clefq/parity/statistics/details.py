@@ -16,12 +16,14 @@ from scipy import stats
 
 from clefq.parity.statistics.arrays import BoolArray, IntArray
 from clefq.parity.statistics.clustering import clustering
+from clefq.parity.statistics.confusion import moved_answers
 from clefq.parity.statistics.distributions import distributions
 from clefq.parity.statistics.divergences import EDGE, SideValues
 from clefq.parity.statistics.figures import indices, pending_figure
 from clefq.parity.statistics.intervals import wilson
 from clefq.parity.statistics.measures import CONFIDENT_MARGIN, SHARE, Measure
 from clefq.parity.statistics.pair_statistics import PairStatistics, sampling_of
+from clefq.parity.statistics.slices import left_out
 
 RELIABILITY_BINS = 10
 WILSON_METRICS = ("agreement", "confident_agreement", "accuracy_baseline", "accuracy_candidate")
@@ -31,8 +33,8 @@ def describe(statistics: PairStatistics) -> dict[str, Any]:
     """Every detail of one pair, as JSON values (infinite ones as float inf).
 
     Keys: `percentiles` (by `kl`, `tv`), `confident_new` (a metric), `spearman`, `score`,
-    `reliability` (by side), `gaps`, `accuracy`, `wilson` and `clustering` (by metric). A key
-    whose questions do not exist is None.
+    `reliability` (by side), `gaps`, `accuracy`, `wilson`, `clustering` (by metric), `confusion`
+    and `slices_left_out` (by key). A key whose questions do not exist is None.
     """
     return {
         "percentiles": percentiles(statistics),
@@ -44,6 +46,8 @@ def describe(statistics: PairStatistics) -> dict[str, Any]:
         "accuracy": coverage_adjusted(statistics),
         "wilson": wilson_intervals(statistics),
         "clustering": clustering(statistics),
+        "confusion": moved_answers(statistics.pairs, statistics.values),
+        "slices_left_out": left_out(statistics.pairs) or None,
     }
 
 

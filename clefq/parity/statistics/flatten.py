@@ -31,6 +31,7 @@ class FlatRows:
         option_start: First option of each row in the flat arrays, int64 [m + 1].
         option_ids: Option ids in prompt order, Arrow text [total options].
         logprobs: float64 [total options]; NaN where the row failed.
+        cohorts: The further cohorts as the file has them, object [m]: JSON text or None.
     """
 
     record_id: pa.Array
@@ -44,6 +45,7 @@ class FlatRows:
     option_start: IntArray
     option_ids: pa.Array
     logprobs: FloatArray
+    cohorts: ObjectArray
 
 
 def flatten(predictions: Predictions) -> FlatRows:
@@ -80,6 +82,9 @@ def flatten(predictions: Predictions) -> FlatRows:
         option_start=option_start,
         option_ids=option_ids,
         logprobs=logprobs,
+        cohorts=_strings(frame["cohorts"])
+        if "cohorts" in frame
+        else np.full(len(frame), None, dtype=object),
     )
 
 

@@ -70,12 +70,11 @@ class NoiseFloor:
             InputError: The metric is a difference already, or unknown.
         """
         spec = self.statistics.spec
-        if slice_name != OVERALL and slice_name not in self.statistics.masks:
+        mask = None if slice_name == OVERALL else self.statistics.mask(slice_name)
+        if mask is None and slice_name != OVERALL:
             return None
         measure = self._excess(name)
-        domain = measure.domain
-        if slice_name != OVERALL:
-            domain = domain & self.statistics.masks[slice_name]
+        domain = measure.domain if mask is None else measure.domain & mask
         item = pending_figure(
             measure,
             np.flatnonzero(domain),

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from clefq.parity.statistics.arrays import BoolArray
-from clefq.parity.statistics.curves import curve_figures, macro_f1_figure
+from clefq.parity.statistics.curves import curve_figures, macro_f1_figure, pessimistic
 from clefq.parity.statistics.divergences import QuestionValues, question_values
 from clefq.parity.statistics.figures import (
     NONE,
@@ -23,14 +23,17 @@ from clefq.parity.statistics.figures import (
     resolve_at,
     scope_indices,
 )
+from clefq.parity.statistics.intervals import MIN_RECORDS
 from clefq.parity.statistics.measures import COHERENCE, Measure, find_measure, measures
 from clefq.parity.statistics.metric import OVERALL, Metric
 from clefq.parity.statistics.pairs import PairedSet
 from clefq.parity.statistics.policies import PREFIXES, Policy, policy_measures
 from clefq.parity.statistics.resampling import resampling_key
-from clefq.parity.statistics.slices import slice_masks
+from clefq.parity.statistics.slices import GOLD, QUESTION, gateable_slices, named_mask, slice_masks
 
 MACRO_F1 = "macro_f1_delta"
+# Figures of the questions that one option is the right answer of; accuracy is its recall.
+OF_A_CLASS = ("accuracy_baseline", "accuracy_candidate", "accuracy_delta", "agreement", "tv")
 _POLICY = "policy "
 NO_GATES = "0" * 64
 
@@ -93,6 +96,16 @@ class PairStatistics:
         """Every slice's questions, bool [n]."""
         return slice_masks(self.pairs, self.values)
 
+    def mask(self, name: str) -> BoolArray | None:
+        """A slice's questions, bool [n]; of one that is not reported too. None: no such slice."""
+        return self.masks[name] if name in self.masks else named_mask(self.pairs, name)
+
+    def slice_names(self, key: str) -> list[str]:
+        """Every slice of one key that is large enough to be judged, in the order of `masks`."""
+        return gateable_slices(self.pairs, key) or [
+            n for n in self.masks if n.startswith(f"{key}=")
+        ]
+
     @cached_property
     def _measures(self) -> dict[str, Measure]:
         return measures(self.pairs, self.values, self.spec.thresholds)
@@ -128,17 +141,18 @@ class PairStatistics:
         level = self.spec.confidence if confidence is None else confidence
         key = (name, slice_name, level, margin)
         if key not in self._memo:
-            mask = None
-            if slice_name != OVERALL:
-                if slice_name not in self.masks:
-                    return None
-                mask = self.masks[slice_name]
+            mask = None if slice_name == OVERALL else self.mask(slice_name)
+            if mask is None and slice_name != OVERALL:
+                return None
             self._memo[key] = self._figure(name, mask, level, margin)
         return self._memo[key]
 
     def _figure(
         self, name: str, mask: BoolArray | None, confidence: float, margin: float | None
     ) -> Metric:
+        if name == MACRO_F1:
+            item = macro_f1_figure(self.pairs, pessimistic(self.values), mask, confidence)
+            return resolve_at(item, sampling_of(self.pairs, self.spec), margin)
         measure = self._measure(name)
         if measure.pessimistic is not None:
             measure = replace(measure, value=measure.pessimistic)
@@ -175,12 +189,10 @@ def compare(pairs: PairedSet, spec: StatisticsSpec | None = None) -> PairStatist
     everywhere = {name: m for name, m in found.items() if not name.startswith(COHERENCE)}
     for scope, mask in scopes.items():
         if scope not in whole:
-            by_cohort = mask is None or scope.startswith("cohort=")
             # of variants there are too many figures to give them by slice; gates can ask
-            items = _ratios(pairs, found if mask is None else everywhere, mask, spec)
-            items |= curve_figures(pairs, values, mask, spec.confidence)
-            if by_cohort:
-                items[MACRO_F1] = macro_f1_figure(pairs, values, mask, spec.confidence)
+            items = _figures_of(
+                scope, mask, found if mask is None else everywhere, (pairs, values, spec)
+            )
             waiting |= {(scope, name): item for name, item in items.items()}
     for policy in spec.policies:
         items = _ratios(pairs, policy_measures(pairs, values, policy), None, spec)
@@ -198,6 +210,25 @@ def compare(pairs: PairedSet, spec: StatisticsSpec | None = None) -> PairStatist
     }
     policies = {policy.name: by_scope[f"{_POLICY}{policy.name}"] for policy in spec.policies}
     return PairStatistics(metrics, slices, policies, pairs, values, spec)
+
+
+def _figures_of(
+    scope: str,
+    mask: BoolArray | None,
+    found: Mapping[str, Measure],
+    given: tuple[PairedSet, QuestionValues, StatisticsSpec],
+) -> dict[str, Pending]:
+    """What is computed in one scope: of one class, or a rare question, the answers alone."""
+    pairs, values, spec = given
+    key = scope.split("=", 1)[0]
+    rare = key == QUESTION and mask is not None and int(mask.sum()) < MIN_RECORDS
+    if key == GOLD or rare:
+        return _ratios(pairs, {name: found[name] for name in OF_A_CLASS}, mask, spec)
+    items = _ratios(pairs, found, mask, spec)
+    items |= curve_figures(pairs, values, mask, spec.confidence)
+    if mask is None or key in ("cohort", QUESTION):
+        items[MACRO_F1] = macro_f1_figure(pairs, values, mask, spec.confidence)
+    return items
 
 
 def _ratios(

@@ -11,6 +11,7 @@ the options is kept apart (`position`): it breaks ties and counts levels.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from clefq.errors import ExitCode, PredictionsError
 from clefq.parity.statistics.alignment import Alignment, SortedOptions, align, gather, sort_options
 from clefq.parity.statistics.arrays import BoolArray, FloatArray, IntArray, ObjectArray
 from clefq.parity.statistics.flatten import FlatRows, flatten, known
-from clefq.store.predictions import Predictions, PredictionsMeta
+from clefq.store.predictions import Predictions, PredictionsMeta, read_cohorts
 from clefq.store.variant_links import parse_variant_id
 
 MISSING = "no answer: the file lacks this question"
@@ -86,6 +87,7 @@ class PairedSet:
         baseline: The baseline's answers.
         candidate: The candidate's answers.
         variants: The same questions in other forms, or None where the set has no variants.
+        cohorts: Name of each further cohort, sorted → its values, object [n]: str or None.
     """
 
     record_ids: ObjectArray
@@ -109,6 +111,8 @@ class PairedSet:
     def whole(self) -> PairedSet:
         """Every question of both files, those of variants too."""
         return self if self.variants is None else self.variants.whole
+
+    cohorts: Mapping[str, ObjectArray] = field(default_factory=dict)
 
     @property
     def n_questions(self) -> int:
@@ -219,6 +223,7 @@ def _subset(pairs: PairedSet, records: BoolArray) -> PairedSet:
         record_index=index,
         question_ids=pairs.question_ids[kept],
         cohort=pairs.cohort[kept],
+        cohorts={name: column[kept] for name, column in pairs.cohorts.items()},
         question_type=pairs.question_type[kept],
         option_start=np.concatenate([[0], np.cumsum(pairs.option_counts[kept])]),
         option_code=pairs.option_code[options],
@@ -271,7 +276,22 @@ class _Joined:
             other_prompt=self._other_prompt() | reordered,
             baseline=built[0],
             candidate=built[1],
+            cohorts=self._cohorts(),
         )
+
+    def _cohorts(self) -> dict[str, ObjectArray]:
+        """The further cohorts; a file that was made without them says nothing against them."""
+        texts = self._raw("cohorts")
+        has = [known(text) for text in texts]
+        self._check_equal(has[0] & has[1] & (texts[0] != texts[1]), "further cohorts")
+        codes, distinct = pd.factorize(np.where(has[0], texts[0], texts[1]), use_na_sentinel=True)
+        rows = [read_cohorts(text) or {} for text in distinct]
+        found = {}
+        for name in sorted({name for row in rows for name in row}):
+            # −1, of a question without any, is the last
+            values = np.array([*(row.get(name) for row in rows), None], dtype=object)
+            found[name] = values[codes]
+        return found
 
     def _field(self, name: str) -> ObjectArray:
         first, second = self._raw(name)

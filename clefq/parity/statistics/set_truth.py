@@ -6,7 +6,7 @@ gold rewritten to the candidate's answers, records edited after predicting. Only
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,14 +17,16 @@ from clefq.store.predictions import Predictions
 from clefq.store.sets import open_set
 from clefq.store.variant_links import parse_variant_id
 
-COLUMNS = ("cohort", "question_type", "option_ids", "gold")
+COLUMNS = ("cohort", "question_type", "option_ids", "gold", "cohorts")
 _WORDS = {
     "cohort": "cohort",
     "question_type": "question type",
     "option_ids": "options or their order",
     "gold": "gold",
+    "cohorts": "further cohorts",
 }
 _EXAMPLES = 3
+_NAMES = ("id", "cohort", "gold", "cohorts")  # what is no content
 # how every sentence of `differences` begins
 OF_THE_SET = tuple(
     f"the {role} {what}"
@@ -32,7 +34,7 @@ OF_THE_SET = tuple(
     for what in ("was predicted on", "differs from the set in")
 )
 Key = tuple[str, str]
-Row = tuple[str, str, tuple[str, ...], str | None]
+Row = tuple[str, str, tuple[str, ...], str | None, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,8 @@ class SetTruth:
 
     Attributes:
         sha256: The set's hash, from its bytes.
-        rows: (record id, question id) → cohort, type, option ids in prompt order, gold.
+        rows: (record id, question id) → cohort, type, option ids in prompt order, gold,
+            further cohorts as JSON.
         copies: Records whose content is that of an earlier record, whatever their ids.
     """
 
@@ -67,6 +70,7 @@ def read_truth(path: Path) -> SetTruth:
     seen: set[int] = set()
     copies = 0
     for record in folder.records():
+        cohorts = compact_json(dict(record.cohorts)) if record.cohorts else None
         if parse_variant_id(record.id) is None:  # without their states many variants are alike
             content = hash(_content(record))
             copies += content in seen
@@ -77,13 +81,14 @@ def read_truth(path: Path) -> SetTruth:
                 question.type,
                 question.option_ids,
                 record.gold.get(question.id),
+                cohorts,
             )
     return SetTruth(folder.manifest.sha256, rows, copies)
 
 
 def _content(record: Record) -> str:
     value = record_to_json(record)
-    return compact_json({k: value[k] for k in value if k not in ("id", "cohort", "gold")})
+    return compact_json({k: value[k] for k in value if k not in _NAMES})
 
 
 def differences(truth: SetTruth, predictions: Predictions, role: str) -> list[str]:
@@ -113,19 +118,24 @@ def differences(truth: SetTruth, predictions: Predictions, role: str) -> list[st
 
 def _differing(truth: SetTruth, predictions: Predictions) -> Iterator[tuple[str, str]]:
     frame = predictions.frame
-    columns = [plain_values(frame[name]) for name in ("record_id", "question_id", *COLUMNS)]
+    known = COLUMNS if "cohorts" in frame else COLUMNS[:-1]  # an older file does not have them
+    columns = [plain_values(frame[name]) for name in ("record_id", "question_id", *known)]
     for record, question, *row in zip(*columns, strict=True):
         expected = truth.rows.get((record, question))
         where = f"{record}/{question}"
         if expected is None:
             yield "rows that it does not hold", where
             continue
-        if row[:2] == list(expected[:2]) and row[3] == expected[3] and tuple(row[2]) == expected[2]:
+        if tuple(row[2]) == expected[2] and _rest(row) == _rest(expected[: len(known)]):
             continue
-        for name, value, right in zip(COLUMNS, row, expected, strict=True):
+        for name, value, right in zip(known, row, expected[: len(known)], strict=True):
             given = tuple(value) if name == "option_ids" else value
             if given != right and not (right is None and _missing(given)):
                 yield _WORDS[name], where
+
+
+def _rest(row: Sequence[object]) -> list[object]:
+    return [*row[:2], *row[3:]]
 
 
 def _missing(value: object) -> bool:

@@ -101,7 +101,7 @@ def compare(
         report.facts["uncompared"] = list(schemes)
         report.cannot_see(
             f"{len(schemes)} quantized modules are NOT compared with the source: that needs "
-            "`pip install 'clefq[quantize]'`"
+            "`pip install '.[quantize]'` in clefq's checkout"
         )
     else:
         _quantized(report, refs, schemes, theirs, allow_vanished)

@@ -57,7 +57,7 @@ def pair(world: World) -> tuple[Predictions, Predictions]:
 def truth_of(file: Predictions) -> SetTruth:
     frame = file.frame
     rows = {
-        (r.record_id, r.question_id): (r.cohort, r.question_type, tuple(r.option_ids), r.gold)
+        (r.record_id, r.question_id): (r.cohort, r.question_type, tuple(r.option_ids), r.gold, None)
         for r in frame.itertuples()
     }
     return SetTruth(SET_SHA, rows, 0)
@@ -231,3 +231,11 @@ def test_cut_states_make_a_comparison_invalid_where_the_gates_say_so(
     report = judge((one, other), loaded(text))
     assert report.verdict.word == word
     assert any(banner.startswith("states were cut: 3 of") for banner in report.verdict.banners)
+
+
+def test_a_further_cohort_that_the_set_does_not_have_is_said(world: World) -> None:
+    base = predictions(world, "bf16")
+    moved = replace(base, frame=base.frame.assign(cohorts='{"language":"de"}'))
+    assert differences(truth_of(base), base, "baseline") == []
+    (fault,) = differences(truth_of(base), moved, "baseline")
+    assert "further cohorts" in fault

@@ -7,7 +7,7 @@ import yaml
 
 from clefq.errors import GateFileError
 from clefq.parity.gates.files import TEMPLATES, freeze_text, load_gates
-from clefq.parity.gates.schema import BoundBaseline, BoundSet, parse_gates
+from clefq.parity.gates.schema import BoundBaseline, BoundSet, SliceSelector, parse_gates
 
 SET = BoundSet("nano-eval", "a" * 64)
 BASELINE = BoundBaseline("nano", None, "b" * 64)
@@ -85,7 +85,7 @@ def test_every_fault_is_reported_at_once() -> None:
         "gates.2.direction must be at_least",
         "gates.2.min_n must be at least 1, found 0",
         "gates.2.spare is unknown",
-        "gates.3.slice.colour is unknown; known here: cohort, type, options, length, margin",
+        "gates.3.slice.colour is unknown; known here: cohort, question, gold, type, options",
         "confidence must be from 0.51 to 0.9999, found 1.5",
         "supersedes must be 64 hex digits, found 'abc'",
         "other is unknown; known here: name",
@@ -179,3 +179,17 @@ def test_a_floor_of_one_and_a_ceiling_of_zero_are_strict_not_empty() -> None:
 def test_a_confidence_that_leaves_no_interval_is_refused(key: str) -> None:
     (fault,) = faults_of(file_with(gate(), **{key: 0.5}))
     assert "must be from 0.51" in fault
+
+
+def test_slices_of_a_further_cohort_and_of_right_answers_are_read() -> None:
+    text = (
+        "schema: clefq.gates/1\nname: t\ndescription: d\ngates:\n"
+        "- {name: a, metric: macro_f1_delta, direction: at_least, margin: 0.02,"
+        " slice: {cohorts: {language: de}}}\n"
+        "- {name: b, metric: accuracy_candidate, direction: at_least, bound: 0.8,"
+        " slice: {gold: queue/*}}\n"
+    )
+    slices = [gate.slice for gate in parse_gates(text.encode(), "g.yaml").gates]
+    assert slices == [SliceSelector(cohorts={"language": "de"}), SliceSelector(gold="queue/*")]
+    with pytest.raises(GateFileError, match="slice"):
+        parse_gates(text.replace("{language: de}", "{a: 1, b: 2}").encode(), "g.yaml")

@@ -227,3 +227,15 @@ def test_a_share_without_an_event_needs_more_in_proportion() -> None:
     figure = Metric(1.0, lower, 1.0, 0.95, "korn_graubard", None, 100, 100, 0, "share")
     needed = questions_needed(figure, 0.98, 0.975)
     assert needed == pytest.approx(questions_for_floor(0.98), rel=0.1)
+
+
+def test_a_gate_on_the_classes_of_one_question_leaves_the_others_alone() -> None:
+    selector = SliceSelector(gold="queue/*")
+    gate = replace(AGREEMENT, metric="accuracy_candidate", slice=selector, min_n=30)
+    figures = {
+        ("accuracy_candidate", "gold=queue/billing"): metric(0.99, 0.97, 1.0),
+        ("accuracy_candidate", "gold=queue/refund"): metric(0.8, 0.7, 0.9),
+        ("accuracy_candidate", "gold=urgent/true"): metric(0.5, 0.4, 0.6),
+    }
+    found = {result.name: result.status for result in judge(gate, figures)}
+    assert found == {"floor[queue/billing]": "pass", "floor[queue/refund]": "fail"}

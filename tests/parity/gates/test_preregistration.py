@@ -17,6 +17,7 @@ from clefq.parity.gates.preregistration import (
 )
 from clefq.parity.gates.schema import BoundBaseline, BoundSet
 from clefq.plain_files import sha256_file
+from clefq.store.predictions import Growth
 from tests.parity.synthetic import meta
 
 COMMITTED = "2026-01-01T00:00:00+00:00"
@@ -83,6 +84,21 @@ def test_committed_after_the_predictions(repository: Path) -> None:
     assert status(repository / "gates" / "g.yaml", BEFORE)[0] == "after_results"
     # the same instant is not before
     assert status(repository / "gates" / "g.yaml", COMMITTED)[0] == "after_results"
+
+
+@pytest.mark.parametrize(
+    ("asked_at", "new", "status"),
+    [(AFTER, 20, "grown"), (BEFORE, 20, "after_results"), (AFTER, 0, "after_results")],
+)
+def test_gates_for_a_grown_set_need_only_precede_the_new_answers(
+    repository: Path, asked_at: str, new: int, status: str
+) -> None:
+    path = repository / "gates" / "g.yaml"
+    candidate = meta("fp8", created_at=BEFORE)
+    growth = Growth(known=80, new=new, asked_at=asked_at)
+    found = assess(load_gates(str(path)), git_evidence(path), candidate, growth)
+    assert found.status == status
+    assert ("20 records" in found.sentence and "80" in found.sentence) == (status == "grown")
 
 
 def test_modified_or_uncommitted_is_unproven(repository: Path) -> None:

@@ -52,7 +52,8 @@ def test_breakdown_holds_every_metric_of_every_slice(document: dict, folder: Pat
     table = pd.read_csv(folder / "nvfp4" / "breakdown.csv", dtype={"slice": str})
     scopes = {"overall=": document["metrics"], **document["slices"]}
     assert len(table) == sum(len(metrics) for metrics in scopes.values())
-    assert set(table.slice_key) == {"overall", "cohort", "type", "options", "length", "margin"}
+    keys = {"overall", "cohort", "question", "gold", "type", "options", "length", "margin"}
+    assert set(table.slice_key) == keys
     row = table[(table.slice == "cohort-1") & (table.metric == "agreement")].iloc[0]
     expected = document["slices"]["cohort=cohort-1"]["agreement"]
     assert row.estimate == expected["estimate"]

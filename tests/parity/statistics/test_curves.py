@@ -9,9 +9,15 @@ import pandas as pd
 import pytest
 
 from clefq.parity.statistics import curves
-from clefq.parity.statistics.curves import aurc, aurc_curve, ece_curve, macro_f1_curve, units_of
+from clefq.parity.statistics.curves import (
+    WIDENED,
+    aurc,
+    aurc_curve,
+    ece_curve,
+    macro_f1_curve,
+    units_of,
+)
 from clefq.parity.statistics.divergences import question_values
-from clefq.parity.statistics.figures import PERCENTILE
 from clefq.parity.statistics.pair_statistics import StatisticsSpec, compare
 from clefq.parity.statistics.pairs import join
 from clefq.parity.statistics.resampling import MAX_UNITS
@@ -53,7 +59,7 @@ def test_macro_f1_by_definition(case):
     assert got.metrics["macro_f1_delta"].estimate == pytest.approx(np.mean(by_cohort))
     slices = [got.slices[f"cohort={c}"]["macro_f1_delta"].estimate for c in ("alpha", "beta")]
     assert slices == pytest.approx(by_cohort)
-    assert got.metrics["macro_f1_delta"].method == PERCENTILE
+    assert got.metrics["macro_f1_delta"].method == WIDENED
 
 
 def test_resampled_macro_f1_equals_recomputing_on_the_resample(case):
