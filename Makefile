@@ -10,6 +10,8 @@ STAMP := $(VENV)/.installed
 SERVE_STAMP := $(SERVE_VENV)/.installed
 
 PYTEST_ARGS ?=
+# processes that run tests beside each other, one thread each
+JOBS ?= 2
 
 .PHONY: setup setup-serve fix check test test-serve test-wheel demo serve gate docs bench wheel clean
 
@@ -37,7 +39,7 @@ check: setup
 	$(BIN)/mypy
 
 test: setup
-	$(BIN)/python -m pytest -m 'not serve and not ray'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not serve and not ray' -n $(JOBS) --dist loadfile
 
 setup-serve: $(SERVE_STAMP)
 
