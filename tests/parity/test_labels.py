@@ -108,7 +108,9 @@ def test_reports_are_written_and_judged_again_from_bounds(tmp_path: Path) -> Non
 
 def test_every_gated_metric_says_what_it_needs() -> None:
     lacking = {name for name in load_facts() if lacks_probabilities(name, "labels", "labels")}
-    assert set(load_facts()) - lacking == KEPT
+    # of variants, which this pair has none of
+    flips = {f"coherence_flips_{side}@NAME" for side in ("baseline", "candidate", "delta")}
+    assert set(load_facts()) - lacking == KEPT | flips
 
 
 def test_files_hold_what_they_declare(tmp_path: Path) -> None:
