@@ -195,7 +195,12 @@ def judge_again(document: Mapping[str, Any], path: Path, files: Sequence[Path]) 
     looks = document["gate_file"].get("looks") or {"made": []}
     before = {candidate.meta.variant: tuple(Look(**look) for look in looks["made"])}
     spec = replace(
-        spec, expected=expected, set_read=read, set_faults=_set_faults(document), before=before
+        spec,
+        expected=expected,
+        set_read=read,
+        set_faults=_set_faults(document),
+        copies=document["coverage"].get("copies", 0),
+        before=before,
     )
     report = judge_candidate(baseline, candidate, spec, replicates)
     return replace(

@@ -62,6 +62,7 @@ class JudgeSpec:
         truth: The set itself, against which both files are held; None where it is not here.
         baseline_faults: How the baseline differs from it, where that was found before.
         set_faults: How these very files differed from the set when a stored report was made.
+        copies: Copied records that the set showed then.
         before: Looks that were made at this candidate before, for each variant's name.
         set_read: Whether that was done, or is known to have been done with these very files.
     """
@@ -75,6 +76,7 @@ class JudgeSpec:
     truth: SetTruth | None = None
     baseline_faults: tuple[str, ...] | None = None
     set_faults: tuple[str, ...] = ()
+    copies: int = 0
     set_read: bool = True
     before: Mapping[str, tuple[Look, ...]] = field(default_factory=dict)
 
@@ -292,7 +294,7 @@ def coverage_of(pairs: PairedSet, minimum: float, spec: JudgeSpec) -> Coverage:
         spec: What is known of the set.
     """
     expected = spec.expected
-    copies = max(copied_records(pairs), 0 if spec.truth is None else spec.truth.copies)
+    copies = max(copied_records(pairs), spec.copies if spec.truth is None else spec.truth.copies)
     doubts: tuple[str, ...] = ()
     if copies > MANY_COPIES * pairs.n_records:
         doubts = (

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from clefq.parity.statistics.set_truth import SetTruth, read_truth
 from clefq.store.predictions import Predictions
 from tests.cli.parity.conftest import Clefq
 from tests.parity.synthetic import Dial, World, predictions, with_set, write
@@ -160,3 +162,17 @@ def test_an_honest_comparison_passes_and_without_its_set_does_not(
     assert clefq("parity", "--baseline", "bf16", "--quiet") == 3
     found = document(run_folder)["verdict"]
     assert any("the set was not read" in banner for banner in found["banners"])
+
+
+def test_copies_that_only_the_set_shows_are_known_when_judged_again(
+    clefq: Clefq, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_copies(path: Path) -> SetTruth:
+        return replace(read_truth(path), copies=100)
+
+    monkeypatch.setattr("clefq.parity.run.read_truth", with_copies)
+    assert clefq("parity", "--baseline", "bf16", "--quiet") == 3
+    assert "copies" in document(run_folder)["verdict"]["reasons"][0]
+    assert clefq("gate", "report", "--quiet") == 3
+    shutil.rmtree(run_folder / "predictions")
+    assert clefq("gate", "report", "--quiet") == 3
