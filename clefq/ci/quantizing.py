@@ -55,7 +55,8 @@ def _check_same(manifest: Manifest, recipe: Recipe, source: Path, out: Path) -> 
         asked = custom_recipe(recipe.file)
     else:
         layers = len(layer_types(open_checkpoint(source).text_config))
-        asked = bundled_recipe(recipe.scheme or "", layers)
+        calibrated = recipe.calibration is not None
+        asked = bundled_recipe(recipe.scheme or "", layers, calibrated=calibrated)
     made_with = (manifest.calibration or {}).get("sha256")
     same_set = made_with is None or (
         recipe.calibration is not None and open_set(recipe.calibration).sha256() == made_with
