@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 
 _LIBRARIES = ("llmcompressor", "compressed_tensors")
+_LEVEL = "METRIC"
 SWITCHES = ("LLM_COMPRESSOR_LOG_DISABLED", "COMPRESSED_TENSORS_LOG_DISABLED")
 
 
@@ -26,6 +27,9 @@ def quiet_libraries() -> Iterator[None]:
         import llmcompressor.logger  # noqa: F401  (reads the switches)
         from loguru import logger
 
+        # GPTQ logs at a level of llm-compressor's own, which it leaves out where it is switched off
+        if _LEVEL not in logger._core.levels:  # type: ignore[attr-defined]
+            logger.level(_LEVEL, no=38)
         for name in _LIBRARIES:
             logger.disable(name)
         yield

@@ -28,6 +28,7 @@ def damage(broken: int) -> Damage:
         SimpleNamespace(
             id=result.record_id,
             cohort="c",
+            cohorts={},
             gold={},
             questions=[
                 SimpleNamespace(id=f"q{i}", type="choice", option_ids=("a", "b", "c"))
