@@ -88,6 +88,9 @@ def side_by_side(
 ) -> Iterator[dict[str, Any]]:
     """The rows, in the set's order; an unanswered question has no choice and counts as changed."""
     found = [_by_question(side) for side in sides]
+    roles = zip(("baseline", "candidate"), sides, strict=True)
+    # chosen labels alone say nothing of their probability
+    unknown = {f"{role}_probability": None for role, side in roles if side.meta.labels}
     for record in folder.records():
         for question in record.questions:
             key = (record.id, question.id)
@@ -97,6 +100,7 @@ def side_by_side(
                 **_asked(record, question.id),
                 **_side("baseline", rows[0], answers[0], record.gold.get(question.id)),
                 **_side("candidate", rows[1], answers[1], record.gold.get(question.id)),
+                **unknown,
                 "changed": answers[0][0] is None or answers[0][0] != answers[1][0],
                 "total_variation": _distance(sides, answers),
             }

@@ -38,7 +38,7 @@ def write_new_set(folder: Path, answers: Mapping[Key, Answer], source: Path) -> 
     for (record, question), answer in answers.items():
         if question is None:
             continue
-        if answer.asked is None or not answer.asked.question:
+        if answer.asked is None or not _says(answer.asked.question):
             faults.append(f"{answer.where}: the file does not say what was asked")
             continue
         asked = answer.asked
@@ -72,3 +72,7 @@ def write_new_set(folder: Path, answers: Mapping[Key, Answer], source: Path) -> 
     definition = {"imported": source.name}
     write_set(folder, records, {}, SetDraft("eval", folder.name, definition, (info,)))
     return len(records)
+
+
+def _says(question: object) -> bool:
+    return isinstance(question, Mapping) and bool(question)

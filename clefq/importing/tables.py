@@ -32,6 +32,8 @@ def read_csv(path: Path, file: Iterable[str], choice: str | None) -> dict[Key, A
     Raises:
         PredictionsError: Columns are missing, or rows malformed.
     """
+    # a state may be long
+    csv.field_size_limit(2**31 - 1)
     reader = csv.DictReader(file)
     columns = set(reader.fieldnames or ())
     form = _Form(columns, choice)

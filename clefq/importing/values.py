@@ -11,6 +11,10 @@ from typing import Any
 from clefq.errors import PredictionsError
 from clefq.importing.answers import Answer, Key, first_faults
 
+_MOST_TOKENS = 2**31  # the column is INT32
+# What reading raises where JSON has another form than was expected.
+OTHER_FORM = (TypeError, KeyError, IndexError, AttributeError)
+
 
 class Gathered:
     """The answers of one file, and its faults, which are raised together.
@@ -37,6 +41,10 @@ class Gathered:
     def fault(self, line: int, text: str) -> None:
         """Notes a malformed line."""
         self._faults.append(f"{self.path}:{line}: {text}")
+
+    def odd(self, line: int, error: Exception) -> None:
+        """Notes a line whose JSON has another form than its tool writes."""
+        self.fault(line, f"is not of this form ({type(error).__name__}: {error})")
 
     def lines(self, file: Iterable[str]) -> Iterator[tuple[int, Any]]:
         """Number and value of every line of a JSON Lines file that is JSON."""
@@ -73,8 +81,8 @@ def number(value: Any, what: str) -> float:
         raise ValueError(f"{what} is {value}, expected a number")
     try:
         return float(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"{what} is {value!r}, expected a number") from None
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{what} is {str(value)[:40]!r}, expected a number") from None
 
 
 def tokens(value: Any, what: str) -> int:
@@ -84,7 +92,7 @@ def tokens(value: Any, what: str) -> int:
         ValueError: It is none.
     """
     found = number(value, what)
-    if not (found >= 0 and found == int(found)):
+    if not (0 <= found < _MOST_TOKENS and found == int(found)):
         raise ValueError(f"{what} is {value!r}, expected a whole number")
     return int(found)
 

@@ -82,3 +82,12 @@ def test_another_set_is_refused(tmp_path: Path) -> None:
     other = replace(sides[1], meta=replace(META, eval_set_sha256="cd" * 32))
     with pytest.raises(PredictionsError, match="another set"):
         write_side_by_side(tmp_path / "a.csv", (sides[0], other), folder)
+
+
+def test_labels_have_no_probability(tmp_path: Path) -> None:
+    sides, folder = setup(tmp_path, flip=1)
+    labelled = replace(sides[1], meta=replace(sides[1].meta, answers="labels"))
+    write_side_by_side(tmp_path / "a.csv", (sides[0], labelled), folder)
+    row = rows_of(tmp_path / "a.csv")[1]
+    assert (row["candidate_choice"], row["candidate_probability"]) == ("false", "")
+    assert float(row["baseline_probability"]) == pytest.approx(0.75)
