@@ -85,6 +85,7 @@ def command(
     from clefq.cli.parity_table import comparison_json, comparison_text
     from clefq.console import Console
     from clefq.engines.select import parse_engine
+    from clefq.errors import InputError
     from clefq.names.run import find_run
     from clefq.parity.gates.verdict import EXIT_CODES, worst
     from clefq.parity.run import SetJob, judge_set, load_spec
@@ -97,6 +98,11 @@ def command(
     if engine is not None:
         parse_engine(engine)
     if reproduce is not None:
+        if out is not None or pick:
+            raise InputError(
+                "--reproduce writes no report and chooses no candidate.",
+                fix="leave out --out and --pick; the report's own gates decide.",
+            )
         _reproduce(reproduce, request, folder, console)
     spec = load_spec(gates)
     plans = comparison.plan(request, folder)

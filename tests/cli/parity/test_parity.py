@@ -95,6 +95,10 @@ def test_wrong_use_and_input_exit_2(
     gates.write_text("schema: clefq.gates/1\nname: g\ndescription: d\ngates: [{name: a}]\n")
     assert clefq("parity", "--baseline", "bf16", "--gates", gates) == 2
     assert "gates.0.metric is missing" in capsys.readouterr().err
+    for odd in (("--pick",), ("--out", run_folder / "x")):
+        given = ("--baseline", "bf16", "--candidate", "fp8", "--reproduce", gates, *odd)
+        assert clefq("parity", *given) == 2
+        assert "leave out --out and --pick" in capsys.readouterr().err
     assert clefq("gate", run_folder / "report") == 2
     assert clefq("gate", run_folder / "gone") == 2
     assert "gone is not there" in capsys.readouterr().err
