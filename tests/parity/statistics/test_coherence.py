@@ -124,7 +124,7 @@ def test_a_failed_variant_leaves_its_question_out_and_counts_against_coverage() 
     found = compare(pairs, StatisticsSpec(resamples=50, slices=False)).metrics
     assert found["coherence_tv_delta@order"].n_questions == RECORDS - 1
     assert found["coverage"].estimate == 1
-    spec = type("Spec", (), {"expected": None, "truth": None, "set_read": True})()
+    spec = type("Spec", (), {"expected": None, "truth": None, "set_read": True, "copies": 0})()
     coverage = coverage_of(pairs, 0.999, spec)
     assert coverage.candidate_failed == 1
     assert coverage.expected == pairs.whole.n_questions
