@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from clefq.importing.answers import Answer, Asked, Key
-from clefq.importing.values import OTHER_FORM, Gathered, label, mapping, number, tokens
+from clefq.importing.values import Gathered, label, mapping, number, tokens
 
 
 def read_jsonl(path: Path, file: Iterable[str]) -> dict[Key, Answer]:
@@ -37,13 +37,9 @@ def read_decision_index(path: Path, file: Iterable[str]) -> dict[Key, Answer]:
 def _read(path: Path, file: Iterable[str], parse: Any) -> dict[Key, Answer]:
     gathered = Gathered(path)
     for line, value in gathered.lines(file):
-        try:
+        with gathered.reading(line):
             for key, answer in parse(value, f"{path}:{line}"):
                 gathered.add(key, answer)
-        except ValueError as error:
-            gathered.fault(line, str(error))
-        except OTHER_FORM as error:
-            gathered.odd(line, error)
     return gathered.result()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from clefq.importing.answers import ONLY, Answer, Asked, Key
-from clefq.importing.values import OTHER_FORM, Gathered, mapping, number
+from clefq.importing.values import Gathered, mapping, number
 
 DEFAULT_ID = "{doc_id}"
 
@@ -34,14 +34,10 @@ def read_lm_eval(path: Path, file: Iterable[str], template: str | None) -> dict[
     """
     gathered = Gathered(path)
     for line, value in gathered.lines(file):
-        try:
+        with gathered.reading(line):
             sample = mapping(value, "the line")
             record = _record_id(sample, template or DEFAULT_ID)
             gathered.add((record, ONLY), _answer(sample, f"{path}:{line}"))
-        except ValueError as error:
-            gathered.fault(line, str(error))
-        except OTHER_FORM as error:
-            gathered.odd(line, error)
     return gathered.result()
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from clefq.importing.answers import ONLY, Answer, Key
-from clefq.importing.values import OTHER_FORM, Gathered, mapping, number, tokens
+from clefq.importing.values import Gathered, mapping, number, tokens
 
 _IDS = ("custom_id", "record_id", "id")
 
@@ -30,17 +30,13 @@ def read_openai(path: Path, file: Iterable[str]) -> dict[Key, Answer]:
     """
     gathered = Gathered(path)
     for line, value in gathered.lines(file):
-        try:
+        with gathered.reading(line):
             outer = mapping(value, "the line")
             record = next((outer[name] for name in _IDS if isinstance(outer.get(name), str)), "")
             if not record:
                 raise ValueError("needs a string custom_id")
             question = str(outer.get("question_id") or ONLY)
             gathered.add((record, question), _answer(outer, f"{path}:{line}"))
-        except ValueError as error:
-            gathered.fault(line, str(error))
-        except OTHER_FORM as error:
-            gathered.odd(line, error)
     return gathered.result()
 
 

@@ -42,10 +42,8 @@ def read_csv(path: Path, file: Iterable[str], choice: str | None) -> dict[Key, A
     gathered = Gathered(path)
     for row in reader:
         line = reader.line_num
-        try:
+        with gathered.reading(line):
             form.add(gathered, row, f"{path}:{line}")
-        except ValueError as error:
-            gathered.fault(line, str(error))
     return gathered.result()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from clefq.importing.answers import Answer, Key, first_faults
 
 _MOST_TOKENS = 2**31  # the column is INT32
 # What reading raises where JSON has another form than was expected.
-OTHER_FORM = (TypeError, KeyError, IndexError, AttributeError)
+_OTHER_FORM = (TypeError, KeyError, IndexError, AttributeError)
 
 
 class Gathered:
@@ -42,9 +43,15 @@ class Gathered:
         """Notes a malformed line."""
         self._faults.append(f"{self.path}:{line}: {text}")
 
-    def odd(self, line: int, error: Exception) -> None:
-        """Notes a line whose JSON has another form than its tool writes."""
-        self.fault(line, f"is not of this form ({type(error).__name__}: {error})")
+    @contextmanager
+    def reading(self, line: int) -> Iterator[None]:
+        """Around the reading of a line: what is wrong is noted, and the next line follows."""
+        try:
+            yield
+        except ValueError as error:
+            self.fault(line, str(error))
+        except _OTHER_FORM as error:
+            self.fault(line, f"is not of this form ({type(error).__name__}: {error})")
 
     def lines(self, file: Iterable[str]) -> Iterator[tuple[int, Any]]:
         """Number and value of every line of a JSON Lines file that is JSON."""
