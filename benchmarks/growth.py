@@ -180,7 +180,7 @@ def parity_records(records: int) -> Work:
     from bootstrap import frame
 
     from clefq.console import Console
-    from clefq.parity.run import SetJob, judge_set, load_spec
+    from clefq.parity.comparison import SetJob, judge_set, load_spec
     from clefq.store.predictions import write_predictions
     from tests.parity.factory import META
 
@@ -290,7 +290,7 @@ def import_libraries() -> None:
     import torch
     import transformers  # noqa: F401
 
-    import clefq.parity.run
+    import clefq.parity.comparison
     import clefq.quantize.run  # noqa: F401
 
     torch.set_num_threads(1)

@@ -47,7 +47,7 @@ def bodies(folder: Path, kind: str) -> list[bytes]:
 
 def host_work(folder: Path, asked: list[bytes], seconds: float) -> dict[str, Any]:
     """Requests, tokens, wall and CPU seconds, and CPU seconds of each stage."""
-    from clefq.serving.http.answers import Style, Usage, encode_json, response_body
+    from clefq.serving.http.answers import Style, TokenUsage, encode_json, response_body
     from clefq.serving.http.request import parse_ask
     from clefq.serving.http.settings import Limits
     from clefq.serving.layout import schema_layout, split_flat
@@ -70,7 +70,7 @@ def host_work(folder: Path, asked: list[bytes], seconds: float) -> dict[str, Any
         parts = {name: np.asarray(part, dtype=np.float32) for name, part in slices.items()}
         length = len(prompt.encoded.token_ids)
         encode_json(
-            response_body("clef", ask.record.questions, parts, Usage(length), Style("release"))
+            response_body("clef", ask.record.questions, parts, TokenUsage(length), Style("release"))
         )
         done = time.process_time()
         for stage, took in zip(

@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from clefq.bench import workload
 from clefq.bench.load import Load, LoadSpec, Target, run_load
 from clefq.bench.load_report import row_of
-from clefq.bench.replies import Judge
-from clefq.bench.wire import Address
+from clefq.bench.replies import ReplyChecker
+from clefq.bench.wire import ServerAddress
 from clefq.clef.answers import answer
 from clefq.clef.encoding import PromptTokenizer
 from clefq.engines.http_engine import request_body
@@ -105,8 +105,8 @@ def main() -> None:
     server.start()
     url = f"http://127.0.0.1:{receive.recv()}"
     body = json.dumps(request_body(record, "clef", Path())).encode()
-    address = Address.parse(url)
-    target = Target(address, [address.request(body, None)], Judge([record]))
+    address = ServerAddress.parse(url)
+    target = Target(address, [address.request(body, None)], ReplyChecker([record]))
     print("| generator | load | requests/s | CPU ms per request | p50 ms | p99 ms |")
     print("|---|---|---:|---:|---:|---:|")
     try:

@@ -103,12 +103,12 @@ def work(method: str, scheme: str, source: Path, out: Path) -> None:
             bare, out, scheme=SCHEMES[scheme], ignore=IGNORE, max_workers=workers, device="cpu"
         )
     else:
-        from clefq.quantize.oneshot_worker import Job, run_job
+        from clefq.quantize.oneshot_worker import OneshotJob, run_job
         from clefq.quantize.recipes import bundled_recipe
 
         recipe = out.with_name("recipe.yaml")
         recipe.write_text(bundled_recipe(scheme, 2).text)
-        run_job(Job(str(source), str(recipe), str(out)))
+        run_job(OneshotJob(str(source), str(recipe), str(out)))
 
 
 def stream(scheme: str, source: Path, out: Path) -> None:

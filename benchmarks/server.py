@@ -27,9 +27,9 @@ import httpx
 
 from clefq.bench.load import Load, LoadSpec, Target, run_load
 from clefq.bench.load_report import LoadRow, row_of
-from clefq.bench.replies import Judge
+from clefq.bench.replies import ReplyChecker
 from clefq.bench.source import RecordSource, opened
-from clefq.bench.wire import Address
+from clefq.bench.wire import ServerAddress
 from clefq.engines.http_engine import request_body
 from clefq.engines.select import python_for
 from clefq.nano import SETS, WEIGHTS
@@ -96,11 +96,11 @@ def wait_ready(server: subprocess.Popen[str], seconds: float = 600.0) -> None:
 
 
 def target_of(root: Path) -> Target:
-    address = Address.parse(f"http://127.0.0.1:{PORT}")
+    address = ServerAddress.parse(f"http://127.0.0.1:{PORT}")
     with opened(RecordSource(root, (), None, WEIGHTS)) as loaded:
         records = [record for record in loaded.records if not record.videos]
         bodies = [json.dumps(request_body(record, "clef", root)).encode() for record in records]
-    return Target(address, [address.request(body, None) for body in bodies], Judge(records))
+    return Target(address, [address.request(body, None) for body in bodies], ReplyChecker(records))
 
 
 def rounds(options: argparse.Namespace) -> list[dict[str, float]]:

@@ -191,3 +191,15 @@ def test_only_their_packages_import_the_heavy_libraries() -> None:
                 if home is not None and package not in home:
                     wrong.append(f"{path.relative_to(ROOT)} imports {module}")
     assert wrong == []
+
+
+def test_a_name_has_one_meaning() -> None:
+    """A public class stands in one file; `Options` is what each data source calls its own."""
+    homes: dict[str, list[str]] = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    twice = {name: files for name, files in homes.items() if len(files) > 1}
+    assert all(file.startswith("data/sources/") for file in twice.pop("Options"))
+    assert twice == {}

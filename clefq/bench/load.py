@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from clefq.bench.replies import Judge
-from clefq.bench.wire import Address, Connection, Reply, WireError
+from clefq.bench.replies import ReplyChecker
+from clefq.bench.wire import ClientConnection, Reply, ServerAddress, WireError
 
 REFUSED = 429
 # Seconds that a closed-loop client rests after a failure: a dead server is not asked in a spin.
@@ -73,9 +73,9 @@ class Target:
         judge: Reads the replies; knows the requests by their index.
     """
 
-    address: Address
+    address: ServerAddress
     requests: Sequence[bytes]
-    judge: Judge
+    judge: ReplyChecker
 
 
 @dataclass(slots=True)
@@ -182,7 +182,7 @@ class _Driver:
         await asyncio.gather(*(self._client() for _ in range(clients)))
 
     async def _client(self) -> None:
-        connection = Connection(self._target.address)
+        connection = ClientConnection(self._target.address)
         while (now := time.perf_counter()) < self._run.end:
             reply = await self._ask(connection, now)
             rest = _rest(reply)
@@ -191,7 +191,7 @@ class _Driver:
         connection.close()
 
     async def open(self, rate: float) -> None:
-        idle: list[Connection] = []
+        idle: list[ClientConnection] = []
         places = asyncio.Semaphore(self._spec.connections)
         running: set[asyncio.Task[None]] = set()
         due = time.perf_counter()
@@ -208,7 +208,9 @@ class _Driver:
         for connection in idle:
             connection.close()
 
-    async def _arrive(self, due: float, idle: list[Connection], places: asyncio.Semaphore) -> None:
+    async def _arrive(
+        self, due: float, idle: list[ClientConnection], places: asyncio.Semaphore
+    ) -> None:
         late = time.perf_counter() - due
         try:
             async with asyncio.timeout(max(0.0, self._spec.timeout - late)):
@@ -218,14 +220,16 @@ class _Driver:
             self._run.samples.append(Sample(due, now, now, "timeout", late=late))
             return
         # the one that was used last is the least likely to have been closed meanwhile
-        connection = idle.pop() if idle else Connection(self._target.address)
+        connection = idle.pop() if idle else ClientConnection(self._target.address)
         try:
             await self._ask(connection, due, late)
         finally:
             idle.append(connection)
             places.release()
 
-    async def _ask(self, connection: Connection, due: float, late: float = 0.0) -> Reply | None:
+    async def _ask(
+        self, connection: ClientConnection, due: float, late: float = 0.0
+    ) -> Reply | None:
         index = self._next()
         sent = time.perf_counter()
         sample = Sample(due, sent, sent, "", late=late)

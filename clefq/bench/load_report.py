@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from clefq.bench.load import REFUSED, Run, Sample
-from clefq.bench.timing import Summary, summary
+from clefq.bench.timing import Percentiles, summary
 
 OK = "200"
 # From here on the generator itself may be what is measured.
@@ -58,7 +58,7 @@ class LoadRow:
     answered: int
     requests_per_second: float
     tokens_per_second: float
-    latency: Summary | None
+    latency: Percentiles | None
     refused: int
     refused_with_retry_after: int
     errors: Mapping[str, int]

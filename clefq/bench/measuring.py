@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clefq.bench.source import Loaded, RecordSource, opened
-from clefq.bench.timing import Summary, Turns, one_by_one, peak_memory, summary, take_turns
+from clefq.bench.timing import Percentiles, Turns, one_by_one, peak_memory, summary, take_turns
 from clefq.child import answer_parent
 from clefq.clef.checkpoint import open_checkpoint, scheme_of
 from clefq.console import Console
@@ -102,7 +102,7 @@ class Speed:
     tokens: int
     seconds: tuple[float, ...]
     cpu_seconds: tuple[float, ...]
-    latency: Summary | None
+    latency: Percentiles | None
 
     @property
     def spread(self) -> float:
@@ -155,7 +155,7 @@ class Measured:
         for speed in value["speeds"]:
             latency = speed["latency"]
             lists = {key: tuple(speed[key]) for key in ("seconds", "cpu_seconds")}
-            took = None if latency is None else Summary(**latency)
+            took = None if latency is None else Percentiles(**latency)
             speeds.append(Speed(**{**speed, **lists, "latency": took}))
         return cls(**{**value, "speeds": tuple(speeds), "warnings": tuple(value["warnings"])})
 

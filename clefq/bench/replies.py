@@ -31,7 +31,7 @@ _KNOWN = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CheckedReply:
     """What a reply is worth.
 
     Attributes:
@@ -47,7 +47,7 @@ class Verdict:
     worst: float | None = None
 
 
-class Judge:
+class ReplyChecker:
     """Reads replies and compares them with what is expected.
 
     Args:
@@ -65,13 +65,13 @@ class Judge:
         self._records = records
         self._expected = expected
         self._tolerance = tolerance
-        self._known: dict[tuple[int, bytes], Verdict] = {}
+        self._known: dict[tuple[int, bytes], CheckedReply] = {}
         # only a record that asks the same could have been answered so
         self._alike: dict[object, list[str]] = defaultdict(list)
         for record in records:
             self._alike[_shape(record)].append(record.id)
 
-    def judge(self, index: int, body: bytes) -> Verdict:
+    def judge(self, index: int, body: bytes) -> CheckedReply:
         """Reads the reply to record `index`."""
         known = self._known.get((index, body))
         if known is None:
@@ -80,25 +80,25 @@ class Judge:
             known = self._known[index, body] = self._read(self._records[index], body)
         return known
 
-    def _read(self, record: Record, body: bytes) -> Verdict:
+    def _read(self, record: Record, body: bytes) -> CheckedReply:
         try:
             value = json.loads(body)
             if not isinstance(value, dict):
-                return Verdict("malformed", 0)
+                return CheckedReply("malformed", 0)
             result = read_answers(record, value)
         except (ValueError, RecursionError, AnswerError):
-            return Verdict("malformed", 0)
+            return CheckedReply("malformed", 0)
         if result.errors:
-            return Verdict("malformed", result.input_tokens)
+            return CheckedReply("malformed", result.input_tokens)
         expected = None if self._expected is None else self._expected.get(record.id)
         if expected is None:
-            return Verdict("", result.input_tokens)
+            return CheckedReply("", result.input_tokens)
         got = {question: np.exp(row) for question, row in result.logprobs.items()}
         worst = _distance(got, expected)
         fault: Fault = ""
         if worst > self._tolerance:
             fault = "swapped" if self._is_anothers(record, got) else "different"
-        return Verdict(fault, result.input_tokens, worst)
+        return CheckedReply(fault, result.input_tokens, worst)
 
     def _is_anothers(self, record: Record, got: Expected) -> bool:
         assert self._expected is not None

@@ -13,9 +13,9 @@ from typing import Any
 
 from clefq.bench.load import Load, LoadSpec, Target, run_load
 from clefq.bench.load_report import LoadRow, row_of, warnings_of
-from clefq.bench.replies import Judge, read_expected
+from clefq.bench.replies import ReplyChecker, read_expected
 from clefq.bench.source import Loaded, RecordSource, opened
-from clefq.bench.wire import Address
+from clefq.bench.wire import ServerAddress
 from clefq.console import Console
 from clefq.engines.http_apis import request_body
 from clefq.engines.http_client import PATH, error_text
@@ -91,7 +91,7 @@ def bench_server(job: ServerJob, console: Console) -> ServerReport:
         InputError: A malformed address, no such records, or predictions of another set.
         ClefqError: The server cannot be reached or refuses the first record.
     """
-    address = Address.parse(job.url)
+    address = ServerAddress.parse(job.url)
     key = os.environ.get(API_KEY)
     with opened(job.source) as loaded:
         records = [record for record in loaded.records if not record.videos]
@@ -107,7 +107,7 @@ def bench_server(job: ServerJob, console: Console) -> ServerReport:
             for record in records
         ]
     requests = [address.request(body, key) for body in bodies]
-    target = Target(address, requests, Judge(records, expected, job.tolerance))
+    target = Target(address, requests, ReplyChecker(records, expected, job.tolerance))
     _allow_connections()
     rows = _rows(target, job, console)
     return ServerReport(
@@ -142,7 +142,7 @@ def _allow_connections() -> None:
 
 
 @contextlib.contextmanager
-def _told_of_waiting(address: Address, console: Console) -> Iterator[None]:
+def _told_of_waiting(address: ServerAddress, console: Console) -> Iterator[None]:
     """Says once, if the block takes long, that the server is waited for."""
     text = f"waiting up to {_FIRST_ANSWER:.0f} s for a first answer of {address.base}"
     timer = threading.Timer(_PATIENCE, console.note, (text,))
@@ -155,7 +155,7 @@ def _told_of_waiting(address: Address, console: Console) -> Iterator[None]:
 
 
 def _ask_first(
-    address: Address, key: str | None, model: str | None, first: tuple[Any, Loaded]
+    address: ServerAddress, key: str | None, model: str | None, first: tuple[Any, Loaded]
 ) -> tuple[str, str]:
     """Asks one record politely; returns the model's name and the server's."""
     import httpx
@@ -182,7 +182,7 @@ def _ask_first(
     return model, reply.headers.get("server", "unknown")
 
 
-def _refused(address: Address, what: str, reply: Any, fix: str) -> ClefqError:
+def _refused(address: ServerAddress, what: str, reply: Any, fix: str) -> ClefqError:
     if reply.status_code in (401, 403):
         fix = f"set {API_KEY} to a token of the server."
     return ClefqError(
@@ -190,7 +190,7 @@ def _refused(address: Address, what: str, reply: Any, fix: str) -> ClefqError:
     )
 
 
-def _first_model(address: Address, reply: Any) -> str:
+def _first_model(address: ServerAddress, reply: Any) -> str:
     if reply.status_code in (401, 403):
         raise _refused(address, "to list its models", reply, "")
     try:

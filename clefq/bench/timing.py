@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class Percentiles:
     """Percentiles of measured seconds; lower is better.
 
     A percentile is a value that was measured: the smallest one that at least that share of all
@@ -74,7 +74,7 @@ class Turns:
         return median(self.cpu)
 
 
-def summary(seconds: Sequence[float]) -> Summary:
+def summary(seconds: Sequence[float]) -> Percentiles:
     """Median, 95th and 99th percentile of measured seconds.
 
     Raises:
@@ -88,7 +88,7 @@ def summary(seconds: Sequence[float]) -> Summary:
         # in whole numbers: 0.95 · 20 is more than 19 in floating point
         return ordered[-(-percent * len(ordered) // 100) - 1]
 
-    return Summary(
+    return Percentiles(
         len(ordered),
         math.fsum(ordered) / len(ordered),
         median(ordered),

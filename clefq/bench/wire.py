@@ -43,7 +43,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ServerAddress:
     """Where a server listens.
 
     Attributes:
@@ -61,7 +61,7 @@ class Address:
     base: str
 
     @classmethod
-    def parse(cls, url: str) -> Address:
+    def parse(cls, url: str) -> ServerAddress:
         """Reads a base URL, with or without `/v1/systemone`.
 
         Raises:
@@ -94,14 +94,14 @@ class Address:
         return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 
 
-class Connection:
+class ClientConnection:
     """One connection, opened when it is first needed and again after it was closed.
 
     Args:
         address: The server.
     """
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: ServerAddress) -> None:
         self._address = address
         self._tls = ssl.create_default_context() if address.tls else None
         self._reader: asyncio.StreamReader | None = None
@@ -112,7 +112,7 @@ class Connection:
         """Sends a request and reads its response.
 
         Args:
-            request: Bytes of `Address.request`.
+            request: Bytes of `ServerAddress.request`.
             timeout: Seconds for connecting, sending and reading together.
 
         Raises:

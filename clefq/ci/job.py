@@ -12,12 +12,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clefq.ci.cache import Runtime, copy_whole, find_runtime, is_current, job_key, prediction_key
+from clefq.ci.cache import (
+    EngineIdentity,
+    copy_whole,
+    find_runtime,
+    is_current,
+    job_key,
+    prediction_key,
+)
 from clefq.ci.quantizing import make_candidate
-from clefq.ci.spec import GateJob, JobResult, Recipe
+from clefq.ci.spec import CandidateSpec, GateJob, JobResult
 from clefq.errors import InputError
-from clefq.names.models import Side, check_apart, check_name, identify
-from clefq.names.run import BASELINE, RunFolder
+from clefq.names.models import ComparedModel, check_apart, check_name, identify
+from clefq.names.run_folder import BASELINE, RunFolder
 from clefq.parity.gates.judging import FAIL
 from clefq.parity.gates.verdict import worst
 from clefq.store.predictions import read_meta
@@ -25,8 +32,8 @@ from clefq.store.sets import SetFolder, open_set
 
 if TYPE_CHECKING:
     from clefq.console import Console
+    from clefq.parity.comparison import SetJob
     from clefq.parity.gates.compare import JudgeSpec
-    from clefq.parity.run import SetJob
     from clefq.quantize.audit.report import AuditReport
 
 
@@ -68,7 +75,7 @@ def _open_sets(job: GateJob) -> list[SetFolder]:
     return sets
 
 
-def _runtime(job: GateJob) -> Runtime:
+def _runtime(job: GateJob) -> EngineIdentity:
     from clefq.engines.select import fastest_engine
 
     return find_runtime(job.engine or fastest_engine(), job.max_length, job.salt)
@@ -95,13 +102,13 @@ class Running:
         self.folder = RunFolder(self.job.out)
 
     @cached_property
-    def runtime(self) -> Runtime:
+    def runtime(self) -> EngineIdentity:
         """What runs the models; asked for only where something is predicted."""
         return _runtime(self.job)
 
     def run(self) -> JobResult:
         """Runs all steps."""
-        from clefq.parity.run import load_spec
+        from clefq.parity.comparison import load_spec
 
         spec = load_spec(self.job.gates)  # a fault in it shows before an hour of work
         sets = _open_sets(self.job)
@@ -123,9 +130,9 @@ class Running:
         self.result.verdict = worst([body["verdict"] for _, body in self.result.reports])
         return self.result
 
-    def _candidate(self, baseline: Side) -> Side:
+    def _candidate(self, baseline: ComparedModel) -> ComparedModel:
         how = self.job.candidate
-        if not isinstance(how, Recipe):
+        if not isinstance(how, CandidateSpec):
             return identify(how, self.job.name)
         if baseline.predictions is not None:
             raise InputError(
@@ -142,9 +149,9 @@ class Running:
             lines.append(f"{text} (made before)" if kept else text)
         return identify(str(out), name)
 
-    def _audit(self, baseline: Side, candidate: Side) -> bool:
+    def _audit(self, baseline: ComparedModel, candidate: ComparedModel) -> bool:
         """Whether the candidate may be judged; what is quantized here was audited already."""
-        if self.job.audit == "off" or isinstance(self.job.candidate, Recipe):
+        if self.job.audit == "off" or isinstance(self.job.candidate, CandidateSpec):
             return True
         with self.result.step("audit") as lines:
             if candidate.predictions is not None:
@@ -156,14 +163,14 @@ class Running:
         self.result.verdict = FAIL
         return report.passed
 
-    def _audited(self, candidate: Side, source: Side | None) -> AuditReport:
+    def _audited(self, candidate: ComparedModel, source: ComparedModel | None) -> AuditReport:
         from clefq.quantize.audit import audit_checkpoint
 
         self.console.note(f"auditing {candidate.given}")
         folder = None if source is None else source.locate().folder
         return audit_checkpoint(candidate.locate().folder, folder)
 
-    def predictions(self, side: Side, folder: SetFolder | None) -> Path:
+    def predictions(self, side: ComparedModel, folder: SetFolder | None) -> Path:
         """A model's predictions on a set: given, made before, from the cache, or made now.
 
         Args:
@@ -192,7 +199,7 @@ class Running:
             lines.append(f"{side.variant} on {folder.name}: {how}")
         return path
 
-    def _predict(self, side: Side, folder: SetFolder, path: Path) -> str:
+    def _predict(self, side: ComparedModel, folder: SetFolder, path: Path) -> str:
         sha = folder.sha256()
         current = is_current(path, side, sha, self.runtime)
         # the file does not say with which image settings it was made
@@ -208,7 +215,7 @@ class Running:
             copy_whole(path, kept)
         return text
 
-    def _predict_now(self, side: Side, folder: SetFolder, path: Path) -> str:
+    def _predict_now(self, side: ComparedModel, folder: SetFolder, path: Path) -> str:
         from clefq.engines.base import EngineSpec
         from clefq.engines.predict import PredictJob, predict_set
 
@@ -220,10 +227,10 @@ class Running:
         return f"{text}, {done.errors:,} errors" if done.errors else text
 
     def _comparison(
-        self, folder: SetFolder | None, files: Sequence[Path], sides: Sequence[Side]
+        self, folder: SetFolder | None, files: Sequence[Path], sides: Sequence[ComparedModel]
     ) -> SetJob:
+        from clefq.parity.comparison import SetJob
         from clefq.parity.report.summary import sizes_of
-        from clefq.parity.run import SetJob
 
         baseline, candidate = files
         here = {side.variant: Path(side.given).expanduser() for side in sides if side.sha256}
@@ -238,7 +245,7 @@ class Running:
         )
 
     def _judge(self, job: SetJob, spec: JudgeSpec) -> None:
-        from clefq.parity.run import judge_set
+        from clefq.parity.comparison import judge_set
 
         with self.result.step("judge") as lines:
             body = judge_set(job, spec, self.console)
@@ -247,7 +254,7 @@ class Running:
         self.result.reports.append((job.out, body))
 
 
-def _check_files(side: Side, sets: list[SetFolder]) -> None:
+def _check_files(side: ComparedModel, sets: list[SetFolder]) -> None:
     """A predictions file is of one set."""
     if side.predictions is not None and len(sets) > 1:
         raise InputError(

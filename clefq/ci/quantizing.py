@@ -5,17 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clefq.ci.spec import Recipe
+from clefq.ci.spec import CandidateSpec
 from clefq.console import size_text
 from clefq.errors import InputError
-from clefq.names.models import Side
+from clefq.names.models import ComparedModel
 
 if TYPE_CHECKING:
     from clefq.console import Console
     from clefq.quantize.manifest import Manifest
 
 
-def make_candidate(recipe: Recipe, baseline: Side, out: Path, console: Console) -> tuple[str, bool]:
+def make_candidate(
+    recipe: CandidateSpec, baseline: ComparedModel, out: Path, console: Console
+) -> tuple[str, bool]:
     """Quantizes the baseline; the result is audited against it.
 
     Args:
@@ -31,12 +33,12 @@ def make_candidate(recipe: Recipe, baseline: Side, out: Path, console: Console) 
         InputError: `out` holds something else.
         ClefqError: The recipe, the model or the calibration set is unusable.
     """
-    from clefq.quantize.manifest import read_manifest
+    from clefq.quantize.manifest import read_build_manifest
     from clefq.quantize.run import QuantizeSpec, quantize
 
     source = baseline.locate().folder
     if out.is_dir():
-        manifest = read_manifest(out)
+        manifest = read_build_manifest(out)
         _check_same(manifest, recipe, source, out)
         _check_untouched(manifest, out)
         return _line(manifest), True
@@ -44,7 +46,7 @@ def make_candidate(recipe: Recipe, baseline: Side, out: Path, console: Console) 
     return _line(quantize(spec, out, console).manifest), False
 
 
-def _check_same(manifest: Manifest, recipe: Recipe, source: Path, out: Path) -> None:
+def _check_same(manifest: Manifest, recipe: CandidateSpec, source: Path, out: Path) -> None:
     from clefq.clef.checkpoint import open_checkpoint
     from clefq.clef.family import layer_types
     from clefq.quantize.finish import hash_files, identity

@@ -21,7 +21,7 @@ SCHEMA = "clefq.ci/1"
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class CandidateSpec:
     """How to make the candidate from the baseline.
 
     Attributes:
@@ -55,7 +55,7 @@ class GateJob:
     """
 
     baseline: str
-    candidate: str | Recipe
+    candidate: str | CandidateSpec
     name: str | None
     sets: tuple[Path, ...]
     gates: str

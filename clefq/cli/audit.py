@@ -57,7 +57,7 @@ def command(
     """
     from clefq.console import Console
     from clefq.names.models import find_model
-    from clefq.names.run import find_run
+    from clefq.names.run_folder import find_run
     from clefq.quantize.audit import audit_checkpoint
 
     console = Console(json_output=json_output, quiet=quiet)

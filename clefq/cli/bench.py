@@ -159,7 +159,7 @@ class _Records:
 def _source(chosen: _Records, run: Path | None) -> RecordSource:
     from clefq.bench.source import RecordSource, parse_kinds
     from clefq.names.models import find_model
-    from clefq.names.run import find_run, find_set
+    from clefq.names.run_folder import find_run, find_set
     from clefq.nano import WEIGHTS
 
     folder, path, here = WEIGHTS, None, find_run(run)
@@ -256,7 +256,7 @@ def offline(
     from clefq.console import Console
     from clefq.engines.base import EngineSpec
     from clefq.names.models import find_model
-    from clefq.names.run import find_run
+    from clefq.names.run_folder import find_run
     from clefq.store.atomic import check_writable, write_json
 
     here = find_run(run)

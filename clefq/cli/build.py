@@ -147,7 +147,7 @@ def _variants(
     console: Console,
 ) -> None:
     from clefq.data.variant_set import VariantSpec, build_variants, parse_transforms
-    from clefq.names.run import find_run, find_set
+    from clefq.names.run_folder import find_run, find_set
     from clefq.store.reading import to_plain
 
     transforms = parse_transforms(names)

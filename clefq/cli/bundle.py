@@ -85,7 +85,7 @@ def command(
     """
     from clefq.console import Console
     from clefq.errors import InputError
-    from clefq.names.run import find_run_folder
+    from clefq.names.run_folder import find_run_folder
 
     console = Console(json_output=json_output, quiet=quiet)
     _refuse(
@@ -117,7 +117,7 @@ def _refuse(mode: str, on: object, given: Mapping[str, object]) -> None:
 def _pack(run: object, variant: list[str] | None, out: Path | None, console: Console) -> None:
     from tempfile import TemporaryDirectory
 
-    from clefq.names.run import RunFolder, judged_variants
+    from clefq.names.run_folder import RunFolder, judged_variants
     from clefq.release.archive import pack
     from clefq.release.bundle import BundleJob, pack_evidence
     from clefq.store.atomic import atomic_folder
@@ -147,7 +147,7 @@ def _packed_text(target: Path, tree: HashTree) -> RenderableType:
 
 
 def _verify(target: Path, root: str | None, console: Console) -> None:
-    from clefq.names.run import is_published
+    from clefq.names.run_folder import is_published
     from clefq.release.verify import verify
     from clefq.release.verify_published import verify_published
 
@@ -182,7 +182,7 @@ def _publish(
     console: Console,
 ) -> None:
     from clefq.errors import InputError
-    from clefq.names.run import RunFolder, find_place
+    from clefq.names.run_folder import RunFolder, find_place
     from clefq.release.card import CardOptions
     from clefq.release.publish import OVERRIDES, PublishJob, publish
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from clefq.console import Console
-    from clefq.names.run import Place
+    from clefq.names.run_folder import Place
     from clefq.release.card import Card
     from clefq.release.evidence import Evidence
 
@@ -79,7 +79,7 @@ def command(
     """
     from clefq.console import Console
     from clefq.errors import InputError
-    from clefq.names.run import find_place
+    from clefq.names.run_folder import find_place
     from clefq.release.evidence import gather, loose_place
 
     console = Console(json_output=json_output, quiet=quiet)
@@ -100,7 +100,7 @@ def command(
 
 def _named(folder: Path | None, variant: str | None) -> tuple[Path | None, str | None]:
     """Folder and variant, where DIR may be the name of a variant of the current run folder."""
-    from clefq.names.run import find_run
+    from clefq.names.run_folder import find_run
 
     here = find_run(None)
     if folder is None or here is None or variant is not None:

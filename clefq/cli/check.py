@@ -35,7 +35,7 @@ def command(
     from clefq.console import Console, name_table
     from clefq.data.check import check_set
     from clefq.data.tokens import PromptCounter
-    from clefq.names.run import find_run, find_set
+    from clefq.names.run_folder import find_run, find_set
     from clefq.store.sets import open_set
 
     console = Console(json_output=json_output, quiet=quiet)

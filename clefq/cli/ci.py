@@ -12,7 +12,7 @@ from clefq.cli.options import Json, Quiet
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from clefq.ci.spec import GateJob, JobResult, Recipe
+    from clefq.ci.spec import CandidateSpec, GateJob, JobResult
 
 # Every option can come from the environment: a CI system's inputs then need no shell quoting.
 _ENV = "CLEFQ_CI_"
@@ -133,8 +133,8 @@ def command(
 
 def _candidate(
     given: str | None, scheme: str | None, recipe: Path | None, calibration: Path | None
-) -> str | Recipe:
-    from clefq.ci.spec import Recipe
+) -> str | CandidateSpec:
+    from clefq.ci.spec import CandidateSpec
     from clefq.errors import InputError
 
     ways = [way for way in (given, scheme, recipe) if way is not None]
@@ -143,7 +143,7 @@ def _candidate(
             "one candidate is needed.", fix="give --candidate, --scheme or --recipe, one of them."
         )
     if given is None:
-        return Recipe(scheme, recipe, calibration)
+        return CandidateSpec(scheme, recipe, calibration)
     if calibration is not None:
         raise InputError(
             "--calibration goes with --scheme or --recipe.", fix="leave it out, or quantize here."

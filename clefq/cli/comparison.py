@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from clefq.errors import ClefqError, InputError
 from clefq.names.models import find_model
 from clefq.names.predictions import PredictionsRef, check_file, find_predictions, is_predictions
-from clefq.names.run import (
+from clefq.names.run_folder import (
     RunFolder,
     find_set,
     known_variants,
@@ -152,7 +152,7 @@ def _check_unseen(
     set_path: Path, candidates: Sequence[PredictionsRef], run: RunFolder | None
 ) -> None:
     """Refuses calibration sets, and sets that a candidate was calibrated on."""
-    from clefq.quantize.manifest import MANIFEST, read_manifest
+    from clefq.quantize.manifest import MANIFEST, read_build_manifest
 
     manifest = manifest_of(set_path)
     if manifest.role != "eval":
@@ -165,7 +165,7 @@ def _check_unseen(
         if folder is None or not (folder / MANIFEST).is_file():
             continue
         try:
-            used = read_manifest(folder).calibration
+            used = read_build_manifest(folder).calibration
         except ClefqError:  # of another version, or damaged: it says nothing
             continue
         if isinstance(used, dict) and used.get("sha256") == manifest.sha256:

@@ -51,7 +51,7 @@ def command(
     """
     from clefq.console import Console
     from clefq.names.models import find_model
-    from clefq.names.run import find_run
+    from clefq.names.run_folder import find_run
     from clefq.quantize.convert import convert_checkpoint
 
     console = Console(json_output=json_output, quiet=quiet)

@@ -13,7 +13,7 @@ from clefq.cli.options import Json, Quiet
 
 if TYPE_CHECKING:
     from clefq.console import Console
-    from clefq.names.run import RunFolder
+    from clefq.names.run_folder import RunFolder
 
 SCHEMES = ("fp8", "nvfp4a16", "nvfp4")
 CALIBRATION, EVAL = "nano-calibration", "nano-eval"
@@ -38,8 +38,8 @@ def command(
     from clefq.cli.comparison import Request, plan, predict_missing, sizes
     from clefq.cli.parity_table import comparison_json, comparison_text
     from clefq.console import Console
-    from clefq.names.run import BASELINE, RunFolder
-    from clefq.parity.run import SetJob, judge_set, load_spec
+    from clefq.names.run_folder import BASELINE, RunFolder
+    from clefq.parity.comparison import SetJob, judge_set, load_spec
 
     console = Console(json_output=json_output, quiet=quiet)
     started = time.monotonic()
@@ -71,7 +71,7 @@ def command(
 
 def _lay_out(run: RunFolder, console: Console) -> None:
     """Puts the bundled model and sets into the run folder."""
-    from clefq.names.run import BASELINE
+    from clefq.names.run_folder import BASELINE
     from clefq.nano import SETS, WEIGHTS
 
     _copy(WEIGHTS, run.model(BASELINE))

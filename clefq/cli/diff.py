@@ -32,7 +32,7 @@ def command(
     """
     from clefq.console import Console
     from clefq.names.models import find_model
-    from clefq.names.run import find_run
+    from clefq.names.run_folder import find_run
     from clefq.release.diff import diff_folders
     from clefq.release.diff_text import diff_text
     from clefq.release.weights import open_weights

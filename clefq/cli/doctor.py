@@ -50,7 +50,7 @@ def command(
 def _known(model: str | None) -> str | None:
     """What is on this machine by its folder, anything else as it stands."""
     from clefq.names.models import find_here
-    from clefq.names.run import find_run
+    from clefq.names.run_folder import find_run
 
     here = None if model is None else find_here(model, find_run(None))
     return model if here is None else str(here.folder)

@@ -99,7 +99,7 @@ def _set_of(
 ) -> SetFolder | None:
     """The set of a report: as given, or that of the run folder around it."""
     from clefq.errors import InputError
-    from clefq.names.run import RunFolder, find_run, find_set, own_sets
+    from clefq.names.run_folder import RunFolder, find_run, find_set, own_sets
     from clefq.store.sets import open_set
 
     known = document["eval_set"]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from clefq.console import Console
-    from clefq.names.run import RunFolder
+    from clefq.names.run_folder import RunFolder
     from clefq.parity.gates.freeze import Frozen
     from clefq.parity.gates.schema import BoundBaseline, BoundSet
     from clefq.parity.rejudge import Rejudged
@@ -193,7 +193,7 @@ def _freeze(
     console: Console,
 ) -> None:
     from clefq.errors import InputError
-    from clefq.names.run import find_run
+    from clefq.names.run_folder import find_run
     from clefq.parity.gates.freeze import FreezeJob, freeze
 
     template, eval_set, baseline = names
@@ -213,7 +213,7 @@ def _freeze(
 
 
 def _bound_set(name: str, run: RunFolder | None) -> BoundSet:
-    from clefq.names.run import find_set
+    from clefq.names.run_folder import find_set
     from clefq.parity.gates.schema import BoundSet
     from clefq.store.sets import open_set
 

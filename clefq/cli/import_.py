@@ -115,7 +115,7 @@ def command(
     from clefq.console import Console
     from clefq.errors import InputError, PredictionsError
     from clefq.importing.answers import are_labels, import_answers
-    from clefq.importing.formats import ReadSpec, read_answers
+    from clefq.importing.formats import ImportSpec, read_answers
     from clefq.store.predictions import check_replaceable, write_predictions
 
     console = Console(json_output=json_output, quiet=quiet)
@@ -123,7 +123,7 @@ def command(
         raise InputError("give the set: either --eval SET or --new-set DIR.")
     ran = (arithmetic, kernels, scheme)
     _check_meta(_meta(None, variant, ran, (source, model_id or variant)), quantum)
-    answers = read_answers(file, ReadSpec(from_format, choice, id_template))
+    answers = read_answers(file, ImportSpec(from_format, choice, id_template))
     _settle(file, answers, labels=labels, exact=exact, quantum=quantum)
     if new_set is not None:
         _make_set(new_set, answers, file, console)
@@ -195,7 +195,7 @@ def _places(
 ) -> tuple[SetFolder, Path]:
     """The set and the file to write."""
     from clefq.errors import InputError
-    from clefq.names.run import find_run, find_set
+    from clefq.names.run_folder import find_run, find_set
     from clefq.store.sets import open_set
 
     found = find_run(run)

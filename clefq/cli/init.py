@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from clefq.console import Console
     from clefq.names.models import ModelRef
-    from clefq.names.run import RunFolder
+    from clefq.names.run_folder import RunFolder
     from clefq.store.set_manifest import Role
 
 _DEFAULT = "seven-tasks"
@@ -67,7 +67,7 @@ def command(
     from clefq.cli.build import check_definition
     from clefq.console import Console
     from clefq.names.models import NANO, find_model
-    from clefq.names.run import RunFolder
+    from clefq.names.run_folder import RunFolder
 
     console = Console(json_output=json_output, quiet=quiet)
     given = {"calibration": calibration, "eval": eval_set}
@@ -109,7 +109,7 @@ def _place_model(found: ModelRef, run: RunFolder, console: Console) -> None:
     from clefq.clef.checkpoint import open_checkpoint, scheme_of
     from clefq.errors import CheckpointError
     from clefq.names.models import record_origin
-    from clefq.names.run import BASELINE
+    from clefq.names.run_folder import BASELINE
     from clefq.store.atomic import atomic_folder, sole_writer
 
     target = run.model(BASELINE)
@@ -151,7 +151,7 @@ def _place_sets(
         Name of each set to its role.
     """
     from clefq.cli.build import build_into
-    from clefq.names.run import manifest_of
+    from clefq.names.run_folder import manifest_of
 
     there = {name: manifest_of(run.set_folder(name)).role for name in run.sets()}
     for item in wanted:

@@ -10,7 +10,7 @@ import typer
 from clefq.cli.options import Json, Quiet, Run
 
 if TYPE_CHECKING:
-    from clefq.names.run import RunFolder
+    from clefq.names.run_folder import RunFolder
 
 
 def command(
@@ -41,7 +41,7 @@ def command(
     from clefq.console import Console
     from clefq.engines.shards import merge
     from clefq.errors import InputError
-    from clefq.names.run import find_run
+    from clefq.names.run_folder import find_run
     from clefq.store.predictions import read_meta
     from clefq.store.sets import open_set
 
@@ -61,7 +61,7 @@ def command(
 
 def _set(given: str | None, sha256: str, run: RunFolder | None) -> Path:
     from clefq.errors import InputError
-    from clefq.names.run import find_set, manifest_of
+    from clefq.names.run_folder import find_set, manifest_of
 
     if given is not None:
         return find_set(given, run)

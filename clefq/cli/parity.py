@@ -12,7 +12,7 @@ from clefq.cli.options import Json, Quiet, Run
 if TYPE_CHECKING:
     from clefq.cli.comparison import Request
     from clefq.console import Console
-    from clefq.names.run import RunFolder
+    from clefq.names.run_folder import RunFolder
 
 
 def command(
@@ -86,9 +86,9 @@ def command(
     from clefq.console import Console
     from clefq.engines.select import parse_engine
     from clefq.errors import InputError
-    from clefq.names.run import find_run
+    from clefq.names.run_folder import find_run
+    from clefq.parity.comparison import SetJob, judge_set, load_spec
     from clefq.parity.gates.verdict import EXIT_CODES, worst
-    from clefq.parity.run import SetJob, judge_set, load_spec
 
     console = Console(json_output=json_output, quiet=quiet)
     folder = find_run(run)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from clefq.engines.base import EngineName, EngineSpec
     from clefq.engines.http_engine import HttpOptions
     from clefq.engines.predict import PredictJob, PredictSummary
-    from clefq.names.run import RunFolder
+    from clefq.names.run_folder import RunFolder
 
 _NAME = re.compile(r"[\w.+-]+")
 
@@ -160,7 +160,7 @@ def command(
     from clefq.engines.base import EngineSpec
     from clefq.engines.predict import predict_set
     from clefq.engines.select import parse_engine
-    from clefq.names.run import find_run
+    from clefq.names.run_folder import find_run
 
     console = Console(json_output=json_output, quiet=quiet)
     spec = EngineSpec(
@@ -207,7 +207,7 @@ def _http_options(
     from clefq.engines.http_engine import HttpOptions
     from clefq.errors import InputError
     from clefq.names.models import find_model
-    from clefq.names.run import BASELINE
+    from clefq.names.run_folder import BASELINE
 
     api, rate, budget, count_with = given
     if choice.engine != "http":
@@ -230,7 +230,7 @@ def _job(choice: _Choice, spec: EngineSpec, run: RunFolder | None) -> PredictJob
     from clefq.engines.shards import parse_shard
     from clefq.errors import InputError
     from clefq.names.models import find_model, served_model
-    from clefq.names.run import find_set
+    from clefq.names.run_folder import find_set
     from clefq.store.sets import open_set
 
     if choice.engine != "http" and choice.url is not None:
@@ -321,7 +321,7 @@ def _lines(
 
 
 def _next(job: PredictJob, run: RunFolder | None, arithmetic: str) -> str:
-    from clefq.names.run import BASELINE
+    from clefq.names.run_folder import BASELINE
 
     if job.shard is not None:
         return f"clefq merge {job.out.parent}/*.parquet, when every shard is there"

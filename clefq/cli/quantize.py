@@ -11,7 +11,7 @@ from clefq.clef.formats import RECIPES, ROUNDING_NAMES
 from clefq.cli.options import Json, Quiet, Run
 
 if TYPE_CHECKING:
-    from clefq.names.run import RunFolder
+    from clefq.names.run_folder import RunFolder
     from clefq.quantize.run import Result
 
 Model = Annotated[
@@ -93,7 +93,7 @@ def command(
     goes on with what is finished; once all of it is, the command says so and writes nothing.
     """
     from clefq.console import Console
-    from clefq.names.run import find_run, find_set
+    from clefq.names.run_folder import find_run, find_set
     from clefq.quantize.layout import MAX_SHARD_BYTES
     from clefq.quantize.run import QuantizeSpec, quantize
 
@@ -124,7 +124,7 @@ def command(
 def _model(given: str | None, run: RunFolder | None) -> str:
     """The model's name: `bf16` of the run folder where none is given."""
     from clefq.errors import InputError
-    from clefq.names.run import BASELINE
+    from clefq.names.run_folder import BASELINE
 
     if given is not None:
         return given
@@ -189,7 +189,7 @@ def _said(recipe: dict[str, Any]) -> str:
 
 
 def _next(folder: Path, run: RunFolder | None) -> str:
-    from clefq.names.run import BASELINE
+    from clefq.names.run_folder import BASELINE
 
     if run is not None and folder.name in run.variants():
         return f"clefq parity --baseline {BASELINE}"

@@ -46,7 +46,7 @@ def command(
     """
     from clefq.console import Console
     from clefq.names.models import find_model
-    from clefq.names.run import find_run
+    from clefq.names.run_folder import find_run
     from clefq.quantize.repair import repair_checkpoint
 
     console = Console(json_output=json_output, quiet=quiet)

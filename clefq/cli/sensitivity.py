@@ -141,7 +141,7 @@ def command(
     from clefq.engines.base import EngineSpec
     from clefq.sensitivity.cost import parse_speeds
     from clefq.sensitivity.report_text import paired_text, report_text
-    from clefq.sensitivity.run import SearchSpec, run_sensitivity
+    from clefq.sensitivity.workflow import SearchSpec, run_sensitivity
     from clefq.store.reading import to_plain
 
     console = Console(json_output=json_output, quiet=quiet)
@@ -179,7 +179,7 @@ class _Names:
     def spec(self, schemes: str, engine: EngineSpec, records: int | None, memory: int) -> SweepSpec:
         from clefq.errors import InputError
         from clefq.names.models import find_model
-        from clefq.names.run import find_run, find_set
+        from clefq.names.run_folder import find_run, find_set
         from clefq.sensitivity.blocks import parse_schemes
         from clefq.sensitivity.session import SweepSpec
         from clefq.store.sets import open_set
@@ -263,7 +263,7 @@ def _paired(
     run: Path | None, eval_set: str, variant: str, others: list[str]
 ) -> list[PairedDifference]:
     from clefq.names.predictions import PredictionsRef, check_file
-    from clefq.names.run import BASELINE, RunFolder, find_set
+    from clefq.names.run_folder import BASELINE, RunFolder, find_set
     from clefq.sensitivity.paired import paired_difference
     from clefq.store.predictions import read_predictions
     from clefq.store.sets import open_set

@@ -264,7 +264,7 @@ def command(
     from clefq.console import Console
     from clefq.errors import InputError
     from clefq.names.models import find_model
-    from clefq.names.run import find_run
+    from clefq.names.run_folder import find_run
     from clefq.serving.fleet.spec import Timeouts
     from clefq.serving.settings import ServeSettings
 

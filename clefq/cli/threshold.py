@@ -133,7 +133,7 @@ def _check_probabilities(sides: list[Predictions]) -> None:
 def _predictions(name: str, eval_set: str | None, folder: Path | None) -> Predictions:
     from clefq.errors import InputError
     from clefq.names.predictions import check_file, find_predictions, is_predictions
-    from clefq.names.run import find_run, find_set
+    from clefq.names.run_folder import find_run, find_set
     from clefq.store.predictions import read_predictions
     from clefq.store.sets import open_set
 

@@ -21,12 +21,12 @@ from clefq.console import Console
 from clefq.data.against import Reference, read_reference
 from clefq.data.definition import Definition, SourceUse, source_options
 from clefq.data.hub_files import fetch, find_place
-from clefq.data.loading import Load, Malformed
+from clefq.data.loading import Malformed, SplitPass
 from clefq.data.personal import KEY_VARIABLE
 from clefq.data.pool import Pool, PoolWriter, open_pool
 from clefq.data.prints import PoolPrints, learn_schema
 from clefq.data.readers import NOT_UTF8
-from clefq.data.selection import Limits, Removed, Selected, Selector, TokensOf
+from clefq.data.selection import Removed, Selected, Selector, TokenLimits, TokensOf
 from clefq.data.sources import SOURCES
 from clefq.data.tables import not_utf8_fix
 from clefq.data.tokens import PromptCounter
@@ -129,7 +129,7 @@ class _Entry:
     """One entry of the definition on its way through the stages."""
 
     use: SourceUse
-    load: Load
+    load: SplitPass
     pool: Pool
     selected: Selected = field(default_factory=Selected)
 
@@ -180,7 +180,7 @@ class _Build:
                 fix="give a model folder with --tokenizer.",
             )
 
-    def _load(self, use: SourceUse) -> Load:
+    def _load(self, use: SourceUse) -> SplitPass:
         source = SOURCES[use.source]
         options = source_options(use)
         if source.origin == "public":
@@ -189,11 +189,11 @@ class _Build:
             if place.revision is not None:
                 self.console.note(f"{use.title}: fetching {source.hub_files.path}")
                 folder = fetch(source, [use.split], self.work / f"hub-{use.source}-{use.split}")
-            return Load(source, use.split, options, folder, fetched=place.revision)
+            return SplitPass(source, use.split, options, folder, fetched=place.revision)
         seed = self.definition.seed
-        return Load(source, use.split, options, self.spec.base, seed, use.count)
+        return SplitPass(source, use.split, options, self.spec.base, seed, use.count)
 
-    def _read(self, use: SourceUse, load: Load, folder: Path) -> _Entry:
+    def _read(self, use: SourceUse, load: SplitPass, folder: Path) -> _Entry:
         """Reads a source into its pool, or finds the pool of an earlier, stopped build."""
         key = self._key(use, load)
         known = open_pool(folder, key)
@@ -220,7 +220,7 @@ class _Build:
             )
         return _Entry(use, load, pool)
 
-    def _key(self, use: SourceUse, load: Load) -> str:
+    def _key(self, use: SourceUse, load: SplitPass) -> str:
         hub = load.source.hub
         parts = {
             "version": __version__,
@@ -323,9 +323,9 @@ class _Build:
             return None
         return lambda record, media: counter.count(apply_variant(record, use, seed), media)
 
-    def _limits(self, use: SourceUse) -> Limits:
+    def _limits(self, use: SourceUse) -> TokenLimits:
         caps = [cap for cap in (self.definition.max_tokens, use.max_tokens) if cap is not None]
-        return Limits(use.min_tokens or 0, min(caps, default=None), use.token_budget)
+        return TokenLimits(use.min_tokens or 0, min(caps, default=None), use.token_budget)
 
     def _draft(
         self,

@@ -35,7 +35,7 @@ SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class SetFinding:
     """One thing that a check found.
 
     Attributes:
@@ -68,7 +68,7 @@ class _Gathered:
 
 def check_set(
     folder: SetFolder, counter: PromptCounter | None = None, max_length: int = DEFAULT_MAX_LENGTH
-) -> list[Finding]:
+) -> list[SetFinding]:
     """Everything that is odd about a set, problems first.
 
     Args:
@@ -120,7 +120,7 @@ def _empty(value: object) -> bool:
     return value is None or value == []
 
 
-def _alike(pool: Pool) -> Iterator[Finding]:
+def _alike(pool: Pool) -> Iterator[SetFinding]:
     """Contradictions, duplicates and near duplicates inside the set."""
     schema = learn_schema([pool], NGRAM)
     prints = PoolPrints(pool, schema, NGRAM)
@@ -152,7 +152,7 @@ _KINDS = {
 }
 
 
-def _told(removals: list[Removal], reader: PoolReader) -> Iterator[Finding]:
+def _told(removals: list[Removal], reader: PoolReader) -> Iterator[SetFinding]:
     for kind, (name, problem, words) in _KINDS.items():
         rows = [removal for removal in removals if removal.kind == kind]
         if rows:
@@ -160,10 +160,10 @@ def _told(removals: list[Removal], reader: PoolReader) -> Iterator[Finding]:
             kept = [reader.get(row.kept)[0].id for row in rows[:SHOWN]]
             pairs = ", ".join(f"{one} ({two})" for one, two in zip(ids, kept, strict=True))
             text = f"{len(rows):,} {words}: {pairs}{_more(len(rows))}"
-            yield Finding(name, problem, text, tuple(ids), len(rows))
+            yield SetFinding(name, problem, text, tuple(ids), len(rows))
 
 
-def _texts(found: _Gathered, max_length: int) -> Iterator[Finding]:
+def _texts(found: _Gathered, max_length: int) -> Iterator[SetFinding]:
     groups = (
         ("empty", True, found.empty, "records have an empty state"),
         ("text", True, found.garbled, "records hold U+FFFD: letters that were lost in decoding"),
@@ -172,10 +172,10 @@ def _texts(found: _Gathered, max_length: int) -> Iterator[Finding]:
     for kind, problem, ids, words in groups:
         if ids:
             text = f"{len(ids):,} {words}: {', '.join(ids[:SHOWN])}{_more(len(ids))}"
-            yield Finding(kind, problem, text, tuple(ids[:SHOWN]), len(ids))
+            yield SetFinding(kind, problem, text, tuple(ids[:SHOWN]), len(ids))
 
 
-def _labels(found: _Gathered) -> Iterator[Finding]:
+def _labels(found: _Gathered) -> Iterator[SetFinding]:
     """Options of a choice that are spellings of one, no answer, or several."""
     for name, options in found.options.items():
         if found.types[name] != "choice" or len(options) > 255:
@@ -190,31 +190,31 @@ def _labels(found: _Gathered) -> Iterator[Finding]:
             elif several_labels(option, options):
                 odd.append(f"{option!r} looks like several labels")
         for text in odd:
-            yield Finding("label", True, f"{name}: {text}")
+            yield SetFinding("label", True, f"{name}: {text}")
 
 
-def _classes(found: _Gathered) -> Iterator[Finding]:
+def _classes(found: _Gathered) -> Iterator[SetFinding]:
     for name, counts in found.golds.items():
         answered = {option: count for option, count in counts.items() if option}
         total = sum(answered.values())
         if counts[""]:
             text = f"{name}: {counts['']:,} of {total + counts['']:,} have no right answer"
-            yield Finding("answer", False, text, count=counts[""])
+            yield SetFinding("answer", False, text, count=counts[""])
         if not total:
             continue
         never = sorted(found.options[name] - answered.keys())
         if never and len(found.options[name]) <= 255:
             shown = ", ".join(never[:SHOWN]) + _more(len(never))
             text = f"{name}: {len(never):,} options are never right: {shown}"
-            yield Finding("class", False, text, count=len(never))
+            yield SetFinding("class", False, text, count=len(never))
         rare = sorted(option for option, count in answered.items() if count < SMALL_CLASS)
         if rare:
             text = f"{name}: fewer than {SMALL_CLASS} records of {', '.join(rare[:SHOWN])}"
-            yield Finding("class", False, text + _more(len(rare)), count=len(rare))
+            yield SetFinding("class", False, text + _more(len(rare)), count=len(rare))
         most, often = max(answered.items(), key=lambda item: (item[1], item[0]))
         if often >= ONE_SIDED * total:
             text = f"{name}: {most} is right in {often / total:.0%}; always answering it is as good"
-            yield Finding("class", False, text, count=often)
+            yield SetFinding("class", False, text, count=often)
 
 
 def _more(count: int) -> str:

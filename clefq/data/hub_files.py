@@ -50,7 +50,7 @@ class HubChoice(Stored):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SourcePlace:
     """Where a source's rows are.
 
     Attributes:
@@ -66,7 +66,7 @@ class Place:
 
 def find_place(
     source: Source, options: Any, data_dir: Path | None, chosen: HubChoice | None = None
-) -> Place:
+) -> SourcePlace:
     """Finds where a public source is to be read from; fetches nothing yet.
 
     The first of: `--data-dir`; the hub's data set that the definition names; CLEFQ_DATA_DIR; the
@@ -92,13 +92,13 @@ def find_place(
         folder = root / name
         if not folder.is_dir():
             raise DefinitionError(f"{root} has no folder {name}/.", fix=_fix_of_folder(source))
-        return Place(source, folder)
+        return SourcePlace(source, folder)
     if source.hub is None and source.hub_files.revision is None:
         raise DefinitionError(
             f"{source.title} is not on the hub at a commit that clefq knows.",
             fix=f"give the folder that holds {name}/ with --data-dir, or {naming(source)}.",
         )
-    return Place(source, None, None if source.hub else source.hub_files.revision)
+    return SourcePlace(source, None, None if source.hub else source.hub_files.revision)
 
 
 def choose(source: Source, chosen: HubChoice) -> Source:

@@ -29,7 +29,7 @@ class Malformed:
 
 
 @dataclass(slots=True)
-class Load:
+class SplitPass:
     """One pass over a split.
 
     Attributes:

@@ -109,7 +109,7 @@ class Selected:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TokenLimits:
     """Token limits of one entry.
 
     Attributes:
@@ -160,7 +160,7 @@ class Selector:
         use: SourceUse,
         prints: PoolPrints,
         count_tokens: TokensOf | None,
-        limits: Limits,
+        limits: TokenLimits,
         advance: Callable[[int], None],
     ) -> Selected:
         """Walks the pool in stratified order until the count or the budget is reached."""
@@ -313,7 +313,7 @@ def _conflict(use: SourceUse, record: Record, other: Record) -> Conflict:
 @dataclass(frozen=True, slots=True)
 class _Walk:
     use: SourceUse
-    limits: Limits
+    limits: TokenLimits
     order: Indices
 
     def passed_over(self, record_id: str, tokens: int) -> PassedOver:

@@ -86,7 +86,7 @@ class SchemeNeeds:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class NamedModel:
     """The model that was named.
 
     Attributes:
@@ -140,5 +140,5 @@ class Facts:
     base_memory: int
     gpu_fraction: float
     hub: Hub
-    model: Model | None = None
+    model: NamedModel | None = None
     nvcc: tuple[int, int] | None = None

@@ -11,7 +11,7 @@ from typing import Literal
 from packaging.requirements import InvalidRequirement, Requirement
 
 from clefq.doctor.arithmetic import NATIVE, kind_of
-from clefq.doctor.facts import Environment, Facts, Hub, Model, SchemeNeeds
+from clefq.doctor.facts import Environment, Facts, Hub, NamedModel, SchemeNeeds
 from clefq.serving.deltanet import OLDEST_NVCC, flashinfer_lacks
 from clefq.serving.plugin import version_warning
 
@@ -322,7 +322,7 @@ def _hub(hub: Hub) -> Iterator[Finding]:
         yield Finding(HUB, "access", "ok", "the hub answers")
 
 
-def _model(facts: Facts, model: Model) -> Iterator[Finding]:
+def _model(facts: Facts, model: NamedModel) -> Iterator[Finding]:
     if model.folder is None:
         text = f"{model.name} is no folder here and not in the hub's cache"
         download = f"hf download {model.name}".replace("@", " --revision ")
@@ -352,7 +352,7 @@ def _quantize(facts: Facts, needs: SchemeNeeds) -> Finding:
     return Finding(MODEL, f"make {needs.scheme}", "lacking" if fix else "ok", text, fix)
 
 
-def _predict(facts: Facts, model: Model) -> Iterator[Finding]:
+def _predict(facts: Facts, model: NamedModel) -> Iterator[Finding]:
     needed = model.weights + facts.base_memory
     text = f"at least {gb(needed)} of memory (weights and libraries)"
     fix = "" if needed <= facts.available else "close other programs, or use a larger machine"

@@ -18,7 +18,7 @@ from typing import Any
 
 from clefq import __version__
 from clefq.clef.formats import RECIPE_FORMATS
-from clefq.doctor.facts import Environment, Facts, Gpu, Hub, Model, SchemeNeeds
+from clefq.doctor.facts import Environment, Facts, Gpu, Hub, NamedModel, SchemeNeeds
 from clefq.errors import ClefqError
 
 _TIMEOUT = 120.0  # seconds; the first import of torch from a cold, busy disk takes long
@@ -213,7 +213,7 @@ def _short(path: Path) -> str:
     return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
 
 
-def _find(name: str) -> Model:
+def _find(name: str) -> NamedModel:
     """A model's folder and size, from the disk only."""
     from clefq.clef.checkpoint import open_checkpoint, scheme_of
 
@@ -221,11 +221,11 @@ def _find(name: str) -> Model:
     if not folder.is_dir():
         cached = _cached(name)
         if cached is None:
-            return Model(name)
+            return NamedModel(name)
         folder = cached
     checkpoint = open_checkpoint(folder)
     weights = sum(tensor.nbytes for tensor in checkpoint.tensors.values())
-    return Model(name, str(folder), scheme_of(checkpoint), weights)
+    return NamedModel(name, str(folder), scheme_of(checkpoint), weights)
 
 
 def _cached(name: str) -> Path | None:
@@ -241,7 +241,7 @@ def _cached(name: str) -> Path | None:
         return None
 
 
-def _with_needs(model: Model | None) -> Model | None:
+def _with_needs(model: NamedModel | None) -> NamedModel | None:
     """Adds what quantizing needs, computed in a process of its own: it imports torch."""
     if model is None or model.folder is None or model.scheme != "bf16":
         return model

@@ -29,7 +29,7 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ApiLimits:
     """What an API takes at most; None where nothing is known.
 
     Attributes:
@@ -75,7 +75,7 @@ class Api:
     title: str
     path: str = SYSTEMONE_PATH
     keys: tuple[str, ...] = ("CLEFQ_API_KEY",)
-    limits: Limits = Limits()
+    limits: ApiLimits = ApiLimits()
     form: Literal["systemone", "decisions"] = "systemone"
     text_only: bool = False
     asks: bool = False
@@ -93,7 +93,7 @@ APIS: dict[str, Api] = {
             "typesafe",
             "TypeSafe's System One",
             keys=("CLEFQ_API_KEY", "TYPESAFE_API_KEY"),
-            limits=Limits(options=255, levels=10, images=0),
+            limits=ApiLimits(options=255, levels=10, images=0),
             plain_values=True,
             source="https://docs.typesafe.ai (API reference)",
         ),
@@ -102,7 +102,7 @@ APIS: dict[str, Api] = {
             "Cloudflare Workers AI",
             path=RUN_PATH,
             keys=("CLEFQ_API_KEY", "CLOUDFLARE_API_TOKEN"),
-            limits=Limits(64, 255, 10, 4, 4 * MIB, 8 * MIB),
+            limits=ApiLimits(64, 255, 10, 4, 4 * MIB, 8 * MIB),
             asks=True,
             plain_values=True,
             source="https://developers.cloudflare.com/workers-ai/models/clef/",
@@ -110,14 +110,14 @@ APIS: dict[str, Api] = {
         Api(
             "vllm",
             "vLLM's own /v1/systemone",
-            limits=Limits(questions=64, options=26, levels=10, cuts_at=16_384),
+            limits=ApiLimits(questions=64, options=26, levels=10, cuts_at=16_384),
             text_only=True,
             source="vLLM 0.33.0, entrypoints/openai/decisions",
         ),
         Api(
             "sglang",
             "SGLang's /v1/systemone",
-            limits=Limits(options=255, levels=10, cuts_at=16_384),
+            limits=ApiLimits(options=255, levels=10, cuts_at=16_384),
             asks=True,
             plain_values=True,
             source="SGLang 0.5.23, entrypoints/systemone",
@@ -126,7 +126,7 @@ APIS: dict[str, Api] = {
             "decisions",
             "OpenAI-style /v1/decisions, as vLLM serves it",
             path=DECISIONS_PATH,
-            limits=Limits(questions=64, options=26, levels=10, images=0, cuts_at=16_384),
+            limits=ApiLimits(questions=64, options=26, levels=10, images=0, cuts_at=16_384),
             form="decisions",
             text_only=True,
             source="vLLM 0.33.0, entrypoints/openai/decisions",

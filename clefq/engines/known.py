@@ -23,7 +23,7 @@ from clefq.clef.images import PROCESSOR_FILES
 from clefq.clef.records import Record
 from clefq.engines.base import EngineSpec, RecordResult
 from clefq.errors import ClefqError, InputError
-from clefq.names.run import RunFolder, manifest_of
+from clefq.names.run_folder import RunFolder, manifest_of
 from clefq.plain_files import sha256_file
 from clefq.serving.fleet.devices import visible_gpus
 from clefq.store.predictions import PredictionsMeta, read_how, read_meta, read_predictions

@@ -49,7 +49,7 @@ _DTYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class BatchPrompt:
     """One record, ready to run.
 
     Attributes:
@@ -141,10 +141,10 @@ class TransformersEngine:
 
     def encode(
         self, records: Sequence[Record], media_root: Path | None
-    ) -> tuple[list[Prompt], list[RecordResult]]:
+    ) -> tuple[list[BatchPrompt], list[RecordResult]]:
         """Prompts of the records that can be run, and results with errors of the others."""
         spec = EncodeSpec(self._spec.max_length, self._spec.truncate_state)
-        prompts: list[Prompt] = []
+        prompts: list[BatchPrompt] = []
         failed: list[RecordResult] = []
         for record in records:
             try:
@@ -153,12 +153,12 @@ class TransformersEngine:
                 paths = tuple((media_root or Path()) / image for image in record.images)
                 counts = [self._images.token_count(path) for path in paths]
                 encoded = encode_record(self._tokenizer, record, spec, counts)
-                prompts.append(Prompt(record, encoded, paths))
+                prompts.append(BatchPrompt(record, encoded, paths))
             except InputError as error:
                 failed.append(RecordResult.failed(record, error.message))
         return prompts, failed
 
-    def batches(self, prompts: Sequence[Prompt]) -> list[list[Prompt]]:
+    def batches(self, prompts: Sequence[BatchPrompt]) -> list[list[BatchPrompt]]:
         """What runs together, in order."""
         lengths = [len(prompt.encoded.token_ids) for prompt in prompts]
         return [
@@ -166,14 +166,14 @@ class TransformersEngine:
             for batch in plan_batches(lengths, self._batch_tokens)
         ]
 
-    def _run(self, prompts: Sequence[Prompt]) -> list[RecordResult]:
+    def _run(self, prompts: Sequence[BatchPrompt]) -> list[RecordResult]:
         return self.answer(prompts, self.hidden_states)
 
     @torch.inference_mode()
     def answer(
         self,
-        prompts: Sequence[Prompt],
-        hidden_states: Callable[[Sequence[Prompt]], Sequence[Tensor]],
+        prompts: Sequence[BatchPrompt],
+        hidden_states: Callable[[Sequence[BatchPrompt]], Sequence[Tensor]],
     ) -> list[RecordResult]:
         """Runs the joint head on a batch.
 
@@ -200,7 +200,7 @@ class TransformersEngine:
         by_index = dict(zip(sound, logits, strict=True))
         return [_result(prompt, by_index.get(index)) for index, prompt in enumerate(prompts)]
 
-    def hidden_states(self, prompts: Sequence[Prompt]) -> list[Tensor]:
+    def hidden_states(self, prompts: Sequence[BatchPrompt]) -> list[Tensor]:
         """Final hidden states per prompt, [its length, hidden], without padding."""
         backbone = self.backbone
         lengths = [len(prompt.encoded.token_ids) for prompt in prompts]
@@ -221,7 +221,7 @@ class TransformersEngine:
             states = backbone.hidden_states(rows.to(self._device))
         return [states[index, :length] for index, length in enumerate(lengths)]
 
-    def _image_positions(self, prompts: Sequence[Prompt], rows: Tensor) -> Tensor:
+    def _image_positions(self, prompts: Sequence[BatchPrompt], rows: Tensor) -> Tensor:
         positions = torch.zeros_like(rows, dtype=torch.bool)
         for index, prompt in enumerate(prompts):
             start, end = prompt.encoded.media_span
@@ -246,7 +246,7 @@ def open_engine(folder: Path, spec: EngineSpec) -> TransformersEngine:
     return TransformersEngine(folder, spec)
 
 
-def _result(prompt: Prompt, logits: dict[str, NDArray[np.float64]] | None) -> RecordResult:
+def _result(prompt: BatchPrompt, logits: dict[str, NDArray[np.float64]] | None) -> RecordResult:
     tokens = len(prompt.encoded.token_ids)
     if logits is None:
         return RecordResult.failed(prompt.record, NON_FINITE, tokens)

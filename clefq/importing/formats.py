@@ -17,7 +17,7 @@ from clefq.importing.tables import read_csv
 
 
 @dataclass(frozen=True, slots=True)
-class ReadSpec:
+class ImportSpec:
     """How to read a file.
 
     Attributes:
@@ -31,7 +31,7 @@ class ReadSpec:
     id: str | None = None
 
 
-Read = Callable[[Path, Iterable[str], ReadSpec], dict[Key, Answer]]
+Read = Callable[[Path, Iterable[str], ImportSpec], dict[Key, Answer]]
 FORMATS: dict[str, Read] = {
     "csv": lambda path, file, spec: read_csv(path, file, spec.choice),
     "jsonl": lambda path, file, _: read_jsonl(path, file),
@@ -42,7 +42,7 @@ FORMATS: dict[str, Read] = {
 _LINES = (".jsonl", ".ndjson")
 
 
-def read_answers(path: Path, spec: ReadSpec | None = None) -> dict[Key, Answer]:
+def read_answers(path: Path, spec: ImportSpec | None = None) -> dict[Key, Answer]:
     """Reads a file of another tool.
 
     Returns:
@@ -52,7 +52,7 @@ def read_answers(path: Path, spec: ReadSpec | None = None) -> dict[Key, Answer]:
         InputError: There is no such format, or an option that it does not take.
         PredictionsError: Missing, of no known form, or malformed; lists up to ten faults.
     """
-    spec = spec or ReadSpec()
+    spec = spec or ImportSpec()
     if spec.format not in ("auto", *FORMATS):
         raise InputError(f"unknown format {spec.format!r}.", fix=f"use auto, {', '.join(FORMATS)}.")
     try:
@@ -99,7 +99,7 @@ def _by_keys(value: Any) -> str:
     return "openai" if completion and "answers" not in keys else "jsonl"
 
 
-def _check_options(name: str, spec: ReadSpec) -> None:
+def _check_options(name: str, spec: ImportSpec) -> None:
     faults = []
     if spec.choice is not None and name != "csv":
         faults.append("--choice names a column of a CSV")

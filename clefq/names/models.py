@@ -17,7 +17,7 @@ from clefq.names.hub import (
     snapshot_commit,
     split_model,
 )
-from clefq.names.run import RunFolder
+from clefq.names.run_folder import RunFolder
 from clefq.plain_files import compact_json, read_json, sha256_bytes, sha256_file
 from clefq.store.atomic import write_json
 
@@ -115,7 +115,7 @@ def served_model(name: str) -> ModelRef:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class ComparedModel:
     """Who a model is, whether it is here or not.
 
     Attributes:
@@ -150,7 +150,7 @@ class Side:
         return ModelRef(found.folder, self.model_id, self.revision, self.variant)
 
 
-def identify(name: str, variant: str | None) -> Side:
+def identify(name: str, variant: str | None) -> ComparedModel:
     """Says who a model is, without downloading it.
 
     Args:
@@ -165,20 +165,20 @@ def identify(name: str, variant: str | None) -> Side:
         from clefq.store.predictions import read_meta
 
         meta = read_meta(path)
-        return Side(meta.variant, name, meta.model_id, predictions=path)
+        return ComparedModel(meta.variant, name, meta.model_id, predictions=path)
     if path.is_dir():
         leaf = path.resolve().name
         chosen = _checked(variant or leaf)
         return _local(chosen, name, leaf, path)
     hub_id, _ = split_model(name)
     chosen = _checked(variant or hub_id.rpartition("/")[2])
-    return Side(chosen, name, hub_id, revision=find_commit(name))
+    return ComparedModel(chosen, name, hub_id, revision=find_commit(name))
 
 
-def _local(variant: str, given: str, leaf: str, folder: Path) -> Side:
+def _local(variant: str, given: str, leaf: str, folder: Path) -> ComparedModel:
     files = [folder / name for name in PROCESSOR_FILES if (folder / name).is_file()]
     hashes = {file.name: sha256_file(file) for file in files}
-    return Side(
+    return ComparedModel(
         variant,
         given,
         leaf,
@@ -194,7 +194,7 @@ def _checked(variant: str) -> str:
     return variant
 
 
-def check_name(name: str, baseline: Side) -> None:
+def check_name(name: str, baseline: ComparedModel) -> None:
     """The candidate's name must be its own.
 
     Raises:
@@ -207,7 +207,7 @@ def check_name(name: str, baseline: Side) -> None:
         )
 
 
-def check_apart(sides: Sequence[Side]) -> None:
+def check_apart(sides: Sequence[ComparedModel]) -> None:
     """Baseline and candidate must be two models under two names.
 
     Raises:

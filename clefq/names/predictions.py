@@ -14,7 +14,7 @@ from clefq.clef.checkpoint import checkpoint_sha256, checkpoint_touched
 from clefq.errors import InputError
 from clefq.names.hub import split_model
 from clefq.names.models import find_here, find_model
-from clefq.names.run import RunFolder, manifest_of
+from clefq.names.run_folder import RunFolder, manifest_of
 from clefq.store.predictions import PredictionsMeta, read_meta
 
 

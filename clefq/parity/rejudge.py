@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from clefq.errors import ClefqError, InputError
+from clefq.parity.comparison import FROM_BOUNDS, FROM_PREDICTIONS, judge_spec, provenance
 from clefq.parity.gates.compare import (
     ROUNDED_COPY,
     WEAK_BASELINE,
@@ -33,10 +34,9 @@ from clefq.parity.gates.preregistration import (
     assess,
 )
 from clefq.parity.gates.schema import parse_gates
-from clefq.parity.gates.verdict import INVALID, Coverage, Evidence, Verdict, draw_verdict
+from clefq.parity.gates.verdict import INVALID, Coverage, Verdict, VerdictInputs, draw_verdict
 from clefq.parity.report.keeping import REPORT_FILE, SUMMARY_FILE
 from clefq.parity.report.parity_json import document_digest, parity_document, read_parity, signed
-from clefq.parity.run import FROM_BOUNDS, FROM_PREDICTIONS, judge_spec, provenance
 from clefq.parity.statistics.clustering import few_carriers
 from clefq.parity.statistics.metric import OVERALL, Metric
 from clefq.parity.statistics.metric_facts import lacks_probabilities
@@ -402,7 +402,7 @@ def _from_bounds(
         if key not in ("share", "status", "minimum", "examples", "doubts")
     }
     cover.setdefault("set_read", False)  # an older report does not say
-    evidence = Evidence(
+    evidence = VerdictInputs(
         gates=loaded.gates,
         results=judge_gates(loaded.gates, StoredSource(document)),
         coverage=Coverage(

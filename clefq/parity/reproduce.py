@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from clefq.parity.comparison import judge_spec
 from clefq.parity.gates.compare import CandidateReport, judge_candidate
 from clefq.parity.gates.formatting import figure, interval
 from clefq.parity.gates.judging import FAIL, INCONCLUSIVE, PASS, decide
@@ -20,7 +21,6 @@ from clefq.parity.gates.schema import GateFile
 from clefq.parity.gates.verdict import INVALID, worst
 from clefq.parity.rejudge import embedded_gates, stored_evidence, stored_predictions
 from clefq.parity.report.parity_json import document_digest, read_parity
-from clefq.parity.run import judge_spec
 from clefq.parity.statistics.metric import Metric
 from clefq.parity.statistics.pair_statistics import StatisticsSpec, compare
 from clefq.parity.statistics.pairs import join

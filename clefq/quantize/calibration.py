@@ -14,7 +14,7 @@ from clefq.store.sets import SetFolder, open_set
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class CalibrationPrompt:
     """One encoded record.
 
     Attributes:
@@ -39,7 +39,7 @@ class Calibration:
         truncated_records: Records whose state was cut to fit.
     """
 
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[CalibrationPrompt, ...]
     set_name: str
     set_sha256: str
     role: str
@@ -112,7 +112,7 @@ class _Encoder:
         self._images = ImageReader(model)
         self.truncated = 0
 
-    def encode(self, record: Record) -> Prompt:
+    def encode(self, record: Record) -> CalibrationPrompt:
         if record.videos:
             raise InputError(
                 f"record {record.id!r} of {self._folder.path} has videos.",
@@ -122,4 +122,4 @@ class _Encoder:
         counts = [self._images.token_count(path) for path in paths]
         encoded = encode_record(self._tokenizer, record, self._spec, counts)
         self.truncated += encoded.truncated_tokens > 0
-        return Prompt(encoded.token_ids, paths)
+        return CalibrationPrompt(encoded.token_ids, paths)

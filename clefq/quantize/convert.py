@@ -35,7 +35,7 @@ from clefq.quantize.manifest import (
     MANIFEST,
     SCHEMA_VERSION,
     Manifest,
-    read_manifest,
+    read_build_manifest,
     write_manifest,
 )
 from clefq.quantize.output import output_folder
@@ -107,7 +107,7 @@ def convert_checkpoint(
     rounded = _rounded_alike(audited, found)
     result = _described(audited, out, rounded)
     if _is_there(out, folder):
-        return _described(audited, out, rounded, read_manifest(out))
+        return _described(audited, out, rounded, read_build_manifest(out))
     if not keep_faults:
         _check_shared(audited)
     with output_folder(out, lambda: _fingerprint(folder, source)) as partial:
@@ -236,7 +236,7 @@ def _is_there(out: Path, folder: Path) -> bool:
     """Whether an earlier run made `out` of this very checkpoint."""
     if not (out / MANIFEST).is_file():
         return False
-    made = read_manifest(out)
+    made = read_build_manifest(out)
     return made.method == METHOD and made.source.get("sha256") == _identity(folder)
 
 

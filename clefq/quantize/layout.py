@@ -40,7 +40,7 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class OutputFile:
     """One output file and what it holds."""
 
     name: str
@@ -89,7 +89,7 @@ def plan_units(
     return units
 
 
-def plan_shards(units: Iterable[Unit], max_bytes: int = MAX_SHARD_BYTES) -> list[Shard]:
+def plan_shards(units: Iterable[Unit], max_bytes: int = MAX_SHARD_BYTES) -> list[OutputFile]:
     """Packs units into shards of at most `max_bytes` (a larger unit has a shard of its own)."""
     packs: list[list[Unit]] = [[]]
     size = 0
@@ -100,14 +100,14 @@ def plan_shards(units: Iterable[Unit], max_bytes: int = MAX_SHARD_BYTES) -> list
         packs[-1].append(unit)
         size += unit.nbytes
     if len(packs) == 1:
-        return [Shard("model.safetensors", tuple(packs[0]))]
+        return [OutputFile("model.safetensors", tuple(packs[0]))]
     return [
-        Shard(f"model-{number:05d}-of-{len(packs):05d}.safetensors", tuple(pack))
+        OutputFile(f"model-{number:05d}-of-{len(packs):05d}.safetensors", tuple(pack))
         for number, pack in enumerate(packs, start=1)
     ]
 
 
-def finished(path: Path, shard: Shard) -> bool:
+def finished(path: Path, shard: OutputFile) -> bool:
     """Whether a shard is there already, whole, as planned."""
     if not path.is_file():
         return False
@@ -124,7 +124,7 @@ WriteUnit = Callable[[ShardFile, Unit], None]
 
 def write_shards(
     folder: Path,
-    shards: Iterable[Shard],
+    shards: Iterable[OutputFile],
     write_unit: WriteUnit,
     workers: int,
     advance: Callable[[int], None],

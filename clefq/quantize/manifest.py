@@ -66,7 +66,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     write_json(folder / MANIFEST, asdict(manifest))
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_build_manifest(folder: Path) -> Manifest:
     """Reads `clefq.json`, strictly.
 
     Raises:

@@ -22,7 +22,7 @@ from clefq.clef.tensor_files import TensorInfo
 from clefq.clef.weight_files import open_tensors
 from clefq.errors import AuditError, ClefqError
 from clefq.quantize.layout import Unit, WriteUnit, copy_tensor
-from clefq.quantize.oneshot_worker import Job
+from clefq.quantize.oneshot_worker import OneshotJob
 from clefq.quantize.quiet import SWITCHES
 from clefq.quantize.tensors import OutTensor, ShardFile
 
@@ -35,7 +35,7 @@ class OneshotError(ClefqError):
     """llm-compressor failed."""
 
 
-def run_oneshot(job: Job, log: Path, progress: Callable[[int, int], None]) -> None:
+def run_oneshot(job: OneshotJob, log: Path, progress: Callable[[int, int], None]) -> None:
     """Runs a job in a process of its own.
 
     Args:

@@ -26,7 +26,7 @@ SHARD_SIZE = "5GB"
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class OneshotJob:
     """What the process is asked to do.
 
     Attributes:
@@ -53,7 +53,7 @@ class Job:
     shared_scales: bool = True
 
 
-def run_job(job: Job) -> None:
+def run_job(job: OneshotJob) -> None:
     """Quantizes and saves, with llm-compressor alone; nothing is repaired here."""
     from llmcompressor.entrypoints.oneshot import oneshot
 
@@ -132,7 +132,7 @@ def same_codes_everywhere() -> Iterator[None]:
         impl_backend.ENFORCE_EAGER = before
 
 
-def _load(job: Job) -> Any:
+def _load(job: OneshotJob) -> Any:
     import transformers
 
     model_class = getattr(transformers, FAMILY.model_class)
@@ -151,7 +151,7 @@ def _load(job: Job) -> Any:
 
 
 def _work(job: dict[str, Any], _: Console) -> None:
-    run_job(Job(**job))
+    run_job(OneshotJob(**job))
 
 
 if __name__ == "__main__":

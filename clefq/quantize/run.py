@@ -20,7 +20,7 @@ from clefq.console import Console
 from clefq.errors import AuditError, CheckpointError, InputError, RecipeError
 from clefq.names.hub import verify_download
 from clefq.names.models import ModelRef, find_model
-from clefq.names.run import RunFolder, only_set
+from clefq.names.run_folder import RunFolder, only_set
 from clefq.plain_files import sha256_bytes, sha256_file
 from clefq.quantize import finish, preflight
 from clefq.quantize.audit import audit_checkpoint, summary
@@ -39,11 +39,11 @@ from clefq.quantize.manifest import (
     MANIFEST,
     SCHEMA_VERSION,
     Manifest,
-    read_manifest,
+    read_build_manifest,
     write_manifest,
 )
 from clefq.quantize.oneshot import run_oneshot, same_config, saved_outputs, take_over
-from clefq.quantize.oneshot_worker import Job
+from clefq.quantize.oneshot_worker import OneshotJob
 from clefq.quantize.output import bytes_there, output_folder
 from clefq.quantize.plan import Plan, make_plan
 from clefq.quantize.quiet import quiet_libraries
@@ -196,7 +196,7 @@ def _finished(out: Path, work: Work) -> Manifest | None:
     """The manifest of an output that the same work has made, if every file is as it wrote it."""
     if not (out / MANIFEST).is_file():
         return None
-    manifest = read_manifest(out)
+    manifest = read_build_manifest(out)
     if manifest.work_sha256 != _work_sha256(work):
         return None
     there = finish.hash_files(out)
@@ -401,7 +401,7 @@ def _oneshot(work: Work, folder: Path, console: Console) -> tuple[Outputs, Write
         if work.calibration is not None:
             prompts = folder / "prompts.json"
             prompts.write_text(work.calibration.to_job(), encoding="utf-8")
-        job = Job(
+        job = OneshotJob(
             source=str(work.source.folder),
             recipe=str(folder.parent / "recipe.yaml"),
             saved=str(saved),

@@ -25,7 +25,7 @@ from clefq.clef.checkpoint import checkpoint_sha256
 from clefq.console import Console
 from clefq.errors import ClefqError, InputError
 from clefq.names.models import find_model
-from clefq.names.run import REPORT, Place, RunFolder
+from clefq.names.run_folder import REPORT, Place, RunFolder
 from clefq.parity.rejudge import replicates_of
 from clefq.parity.report.documents import check_document
 from clefq.parity.report.html_page import index_html
@@ -34,7 +34,7 @@ from clefq.parity.report.parity_json import read_parity
 from clefq.parity.report.summary import sizes_in, summary_document
 from clefq.plain_files import read_json, sha256_file
 from clefq.quantize.audit import audit_checkpoint
-from clefq.quantize.manifest import MANIFEST, read_manifest
+from clefq.quantize.manifest import MANIFEST, read_build_manifest
 from clefq.release.evidence import AUDIT, RECIPE, disagreements, gather
 from clefq.release.hash_tree import HashTree, write_tree
 from clefq.release.media import MEDIA_FILE, count_media, write_media
@@ -202,7 +202,7 @@ def _calibration_sets(job: BundleJob) -> set[str]:
         folder = job.run.model(variant)
         if not (folder / MANIFEST).is_file():
             continue
-        used = read_manifest(folder).calibration
+        used = read_build_manifest(folder).calibration
         home = None if used is None else job.run.set_folder(str(used["set"]))
         if used is None or home is None or not (home / MANIFEST_FILE).is_file():
             continue
@@ -242,7 +242,7 @@ def source_of(run: RunFolder, folder: Path) -> Path | None:
     """What a checkpoint was quantized from: a variant of the run folder, or on the hub; or None."""
     if not (folder / MANIFEST).is_file():
         return None
-    source = read_manifest(folder).source
+    source = read_build_manifest(folder).source
     others = (run.model(name) for name in run.variants())
     made_by_others = (other for other in others if not (other / MANIFEST).is_file())
     for other in made_by_others:

@@ -11,7 +11,7 @@ from clefq.parity.gates.rows import figure_rows, gate_row
 from clefq.parity.statistics.metric_facts import MODEL_CARD
 from clefq.plain_files import sha256_file
 from clefq.release.evidence import Evidence, SetEvidence
-from clefq.release.speed import BenchRow, Speed
+from clefq.release.speed import BenchRow, SpeedFigure
 
 MAX_GATES = 40
 _TITLES = {
@@ -156,7 +156,7 @@ def breaches(found: Evidence) -> list[str]:
     ]
 
 
-def speeds(found: Evidence) -> list[Speed]:
+def speeds(found: Evidence) -> list[SpeedFigure]:
     """Everything measured of its speed, on real kernels."""
     rows = [row for bench in _of_this(found) if not bench.simulated for row in bench.speeds()]
     listed = {row.source for row in rows}
@@ -185,12 +185,12 @@ def speed_notes(found: Evidence) -> list[str]:
     return list(dict.fromkeys(notes))
 
 
-def _summary_speeds(found: Evidence) -> Iterator[Speed]:
+def _summary_speeds(found: Evidence) -> Iterator[SpeedFigure]:
     for item in found.sets:
         measured = None if item.row is None else item.row["throughput"]
         side = item.document["candidate"]
         if measured is not None and side["kernels"] == "real":
-            yield Speed(
+            yield SpeedFigure(
                 f"predicting {item.name}",
                 f"{measured['value']:.4g} {measured['unit']}",
                 f"{side['device']}, {side['engine']} {side['engine_version']}",

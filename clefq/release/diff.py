@@ -85,7 +85,7 @@ class TensorDiff:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DiffPart:
     """Tensors that belong together, for the picture: a layer's mixer, its MLP, the vision tower.
 
     Attributes:
@@ -129,7 +129,7 @@ class FolderDiff:
     model: Weights
     base: Weights
     tensors: Sequence[TensorDiff]
-    parts: Sequence[Part]
+    parts: Sequence[DiffPart]
     files: Mapping[str, str]
     config: Sequence[str]
     notes: Sequence[str]
@@ -299,7 +299,7 @@ def place_of(name: str) -> tuple[str, str]:
     return next((place for start, place in _PLACES if name.startswith(start)), "other"), ""
 
 
-def _parts(tensors: Sequence[TensorDiff]) -> list[Part]:
+def _parts(tensors: Sequence[TensorDiff]) -> list[DiffPart]:
     groups: dict[tuple[str, str], list[TensorDiff]] = {}
     for tensor in tensors:
         groups.setdefault(place_of(tensor.name), []).append(tensor)
@@ -313,7 +313,7 @@ def _parts(tensors: Sequence[TensorDiff]) -> list[Part]:
             math.fsum(t.base_squared or 0.0 for t in compared) if compared else None,
         )
         counts = {s: sum(t.status == s for t in members) for s in STATUSES}
-        found.append(Part(place, part, {s: n for s, n in counts.items() if n}, relative))
+        found.append(DiffPart(place, part, {s: n for s, n in counts.items() if n}, relative))
     return found
 
 

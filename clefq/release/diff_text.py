@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from clefq.release.diff import FolderDiff, Part, TensorDiff
+from clefq.release.diff import DiffPart, FolderDiff, TensorDiff
 from clefq.release.weights import CLEF_PREFIX
 
 BAR = 16
@@ -62,7 +62,7 @@ def bar(value: float, top: float, width: int = BAR) -> str:
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
-def _layers(parts: Sequence[Part], top: float) -> list[RenderableType]:
+def _layers(parts: Sequence[DiffPart], top: float) -> list[RenderableType]:
     layers = list(dict.fromkeys(part.place for part in parts if part.place.isdigit()))
     if not layers:
         return []
@@ -85,7 +85,7 @@ def _layers(parts: Sequence[Part], top: float) -> list[RenderableType]:
     return [Text("\nchanged tensors, and by how much:"), table]
 
 
-def _rest(parts: Sequence[Part], top: float) -> list[RenderableType]:
+def _rest(parts: Sequence[DiffPart], top: float) -> list[RenderableType]:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     for part in parts:
         if not part.place.isdigit():
@@ -96,11 +96,11 @@ def _rest(parts: Sequence[Part], top: float) -> list[RenderableType]:
     return [Text(""), table] if table.row_count else []
 
 
-def _share(part: Part | None) -> str:
+def _share(part: DiffPart | None) -> str:
     return "" if part is None else f"{part.differing}/{part.total}"
 
 
-def _measure(part: Part | None, top: float) -> str:
+def _measure(part: DiffPart | None, top: float) -> str:
     if part is None or part.relative is None:
         return ""
     return f"{number(part.relative)} {bar(part.relative, top)}"

@@ -13,13 +13,13 @@ from typing import Any
 
 from clefq.clef.checkpoint import checkpoint_sha256, open_checkpoint, scheme_of
 from clefq.errors import InputError
-from clefq.names.run import REPORT, Place, only_variant
+from clefq.names.run_folder import REPORT, Place, only_variant
 from clefq.parity.gates.verdict import ORDER
 from clefq.parity.report.documents import check_document
 from clefq.parity.report.keeping import SUMMARY_FILE
 from clefq.parity.report.parity_json import document_digest, read_parity
 from clefq.plain_files import read_json, sha256_file
-from clefq.quantize.manifest import MANIFEST, Manifest, read_manifest
+from clefq.quantize.manifest import MANIFEST, Manifest, read_build_manifest
 from clefq.release.diff import place_of
 from clefq.release.media import Media, media_of
 from clefq.release.speed import BenchRow, bench_rows
@@ -158,7 +158,7 @@ def gather(place: Place) -> Evidence:
         formats=weights.formats,
         parts=_parts(weights),
         nbytes=checkpoint.nbytes,
-        manifest=read_manifest(place.model) if recorded else None,
+        manifest=read_build_manifest(place.model) if recorded else None,
         audit=_audit(place),
         sets=tuple(sorted(sets, key=_worst_first)),
         benches=tuple(bench_rows(place.root, place.variant)),

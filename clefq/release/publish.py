@@ -14,7 +14,7 @@ import yaml
 
 from clefq.console import Console
 from clefq.errors import AuditError, InputError
-from clefq.names.run import EVIDENCE, RunFolder, find_place
+from clefq.names.run_folder import EVIDENCE, RunFolder, find_place
 from clefq.parity.report.files import write_breakdown
 from clefq.parity.statistics.slices import slice_order
 from clefq.plain_files import read_json

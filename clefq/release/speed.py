@@ -19,7 +19,7 @@ SIMULATED = "simulated"
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
+class SpeedFigure:
     """One measurement.
 
     Attributes:
@@ -58,7 +58,7 @@ class BenchRow:
         """Whether its kernels were simulated."""
         return bool(self.row["kernels"] == SIMULATED)
 
-    def speeds(self) -> Iterator[Speed]:
+    def speeds(self) -> Iterator[SpeedFigure]:
         """What a card shows of it."""
         row = self.row
         hardware = f"{row['device']}, {row['engine']} {row['engine_version']}, {row['arithmetic']}"
@@ -71,7 +71,9 @@ class BenchRow:
             took = latency.get(cell["records"])
             if took is not None:
                 words += f"; one alone {1000 * took['median']:.3g} ms"
-            yield Speed(f"offline, {cell['records']}", words, hardware, f"bench/{self.path.name}")
+            yield SpeedFigure(
+                f"offline, {cell['records']}", words, hardware, f"bench/{self.path.name}"
+            )
 
 
 def bench_files(root: Path | None) -> list[Path]:

@@ -16,7 +16,7 @@ from typing import Any
 from clefq import __version__
 from clefq.console import Console
 from clefq.errors import ClefqError, InputError
-from clefq.names.run import REPORT
+from clefq.names.run_folder import REPORT
 from clefq.parity.gates.compare import CandidateReport
 from clefq.parity.rejudge import judge_again
 from clefq.parity.report.documents import Provenance, check_document
@@ -31,7 +31,7 @@ from clefq.parity.report.plots import plots
 from clefq.parity.report.summary import sizes_in
 from clefq.plain_files import compact_json, read_json, sha256_bytes, sha256_file
 from clefq.quantize.finish import identity
-from clefq.quantize.manifest import MANIFEST, Manifest, read_manifest
+from clefq.quantize.manifest import MANIFEST, Manifest, read_build_manifest
 from clefq.release.archive import unpacked
 from clefq.release.bundle import CONFIG, gates_name, sides_of, summary_of
 from clefq.release.evidence import AUDIT, RECIPE
@@ -315,7 +315,7 @@ def _set_faults(path: Path) -> Iterator[str]:
 def _model_faults(folder: Path) -> Iterator[str]:
     if not (folder / MANIFEST).is_file():
         return
-    manifest = read_manifest(folder)
+    manifest = read_build_manifest(folder)
     if identity(manifest.files) != manifest.sha256:
         yield f"{folder / MANIFEST}: the checkpoint's hash is not that of its files"
     if sha256_file(folder / CONFIG) != manifest.files.get("config.json"):

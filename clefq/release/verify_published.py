@@ -12,7 +12,7 @@ import yaml
 from clefq import __version__
 from clefq.console import Console
 from clefq.errors import ClefqError
-from clefq.names.run import EVIDENCE, find_place
+from clefq.names.run_folder import EVIDENCE, find_place
 from clefq.plain_files import read_json, sha256_file
 from clefq.quantize.audit import audit_checkpoint
 from clefq.quantize.finish import LOADED, hash_files, served_files

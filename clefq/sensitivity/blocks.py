@@ -20,7 +20,7 @@ from clefq.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class Product:
     """One matrix product in serving.
 
     Attributes:
@@ -48,7 +48,7 @@ class Block:
     layer: int
     kind: str
     path: str
-    units: tuple[Unit, ...]
+    units: tuple[Product, ...]
     shapes: Mapping[str, tuple[int, int]]
     item_size: int
 
@@ -113,7 +113,7 @@ def _block(layer: int, kind: str, tensors: Mapping[str, TensorInfo]) -> Block:
         layer=layer,
         kind=kind,
         path=path,
-        units=tuple(Unit(key.rpartition(".")[2], tuple(of)) for key, of in units.items()),
+        units=tuple(Product(key.rpartition(".")[2], tuple(of)) for key, of in units.items()),
         shapes={module: (info.shape[0], info.shape[1]) for module, info in weights.items()},
         item_size=weights[modules[0]].nbytes // math.prod(weights[modules[0]].shape),
     )

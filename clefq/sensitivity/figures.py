@@ -52,7 +52,7 @@ class Damage(Stored):
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredVariant:
     """One variant's figures and the values behind them.
 
     Attributes:
@@ -76,13 +76,13 @@ class Judge:
         self._records = records
         self._baseline = baseline
 
-    def measure(self, results: Iterable[RecordResult]) -> Measured:
+    def measure(self, results: Iterable[RecordResult]) -> MeasuredVariant:
         """Figures of one variant."""
         pairs, values = self._pair(results)
         found = measures(pairs, values, ())
         names = ("kl", "tv", "agreement", "accuracy_delta")
         metrics = figures_of([found[name] for name in names], pairs)
-        return Measured(Damage(**dict(zip(names, metrics, strict=True))), values.kl)
+        return MeasuredVariant(Damage(**dict(zip(names, metrics, strict=True))), values.kl)
 
     def mean_kl(self, per_question: Sequence[float | None]) -> Metric:
         """The mean of values per question in canonical order, with its clustered interval.

@@ -21,7 +21,7 @@ _SLACK = 1e-12  # relative: a bound computed in another order must not cut the o
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Choices:
     """The choices of one block.
 
     Attributes:
@@ -33,7 +33,7 @@ class Options:
     damages: tuple[float, ...]
 
 
-def solve(blocks: Sequence[Options], budget: int) -> tuple[int, ...] | None:
+def solve(blocks: Sequence[Choices], budget: int) -> tuple[int, ...] | None:
     """The choice per block with the least total damage at a total weight within the budget.
 
     Of equally good choices the lightest.

@@ -23,7 +23,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from clefq.console import Advance
     from clefq.engines.base import RecordResult
-    from clefq.engines.transformers_engine import Prompt, TransformersEngine
+    from clefq.engines.transformers_engine import BatchPrompt, TransformersEngine
 
 
 class Shelf:
@@ -93,7 +93,9 @@ class Prefix:
         batches: What runs together.
     """
 
-    def __init__(self, engine: TransformersEngine, prompts: Sequence[Prompt], memory: int) -> None:
+    def __init__(
+        self, engine: TransformersEngine, prompts: Sequence[BatchPrompt], memory: int
+    ) -> None:
         self.layer = 0
         self.passes = 0
         self.batches = engine.batches(prompts)
@@ -136,7 +138,7 @@ class Prefix:
         results: list[RecordResult] = []
         for number, batch in enumerate(self.batches):
 
-            def states(prompts: Sequence[Prompt], number: int = number) -> list[Tensor]:
+            def states(prompts: Sequence[BatchPrompt], number: int = number) -> list[Tensor]:
                 hidden = self._through(number, range(self.layer, self.layers))
                 hidden = self._text.norm(hidden)
                 return [

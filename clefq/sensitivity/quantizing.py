@@ -32,7 +32,7 @@ from clefq.engines.simulation import (
 )
 from clefq.quantize import kernels
 from clefq.quantize.audit.rounding import weight_args
-from clefq.sensitivity.blocks import Block, Unit
+from clefq.sensitivity.blocks import Block, Product
 
 _DYNAMIC: dict[str, InputQuantizer] = {"fp8": Fp8TokenInputs(), "int8": Int8TokenInputs()}
 _ROWS = 1 << 22  # numbers of a weight that are rounded at a time
@@ -69,7 +69,7 @@ def quantize_block(model: Any, block: Block, form: str, searched: bool = False) 
     return QuantizedBlock(weights, errors)
 
 
-def _unit(model: Any, unit: Unit, form: str, searched: bool) -> dict[str, QuantizedWeight]:
+def _unit(model: Any, unit: Product, form: str, searched: bool) -> dict[str, QuantizedWeight]:
     sources = {module: model.get_submodule(module).weight.detach() for module in unit.modules}
     if not kernels.ROUNDINGS[form].shared:
         return {module: _alone(weight, form) for module, weight in sources.items()}

@@ -16,7 +16,7 @@ from clefq.clef.formats import BF16
 from clefq.errors import InputError
 from clefq.sensitivity.blocks import Layout
 from clefq.sensitivity.cost import CostModel
-from clefq.sensitivity.knapsack import Options, solve
+from clefq.sensitivity.knapsack import Choices, solve
 from clefq.sensitivity.schema import Budget, FrontPoint, LayoutResult, StoredBlock
 
 BYTES, SPEED = "bytes", "speed"
@@ -56,11 +56,11 @@ class Costs:
         """Predicted KL of a layout."""
         return sum(self.kl(block, form) for block, form in layout.items())
 
-    def options(self, by: str) -> list[Options]:
+    def options(self, by: str) -> list[Choices]:
         """The knapsack's items, a block each, in the order of `forms`."""
         blocks = self.model.blocks
         return [
-            Options(weights, tuple(self.kl(block.name, form) for form in self.forms))
+            Choices(weights, tuple(self.kl(block.name, form) for form in self.forms))
             for block, weights in zip(blocks, weights_of(self.model, self.forms, by), strict=True)
         ]
 

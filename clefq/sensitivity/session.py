@@ -18,7 +18,7 @@ from clefq.engines.base import EngineSpec
 from clefq.engines.predict import ModelFacts, provenance
 from clefq.errors import InputError
 from clefq.names.models import ModelRef
-from clefq.names.run import BASELINE
+from clefq.names.run_folder import BASELINE
 from clefq.plain_files import compact_json, sha256_bytes
 from clefq.sensitivity.blocks import check_groups, find_blocks
 from clefq.store.predictions import PredictionsMeta
@@ -27,7 +27,7 @@ from clefq.store.sets import open_set
 if TYPE_CHECKING:
     from clefq.clef.records import Record
     from clefq.console import Console
-    from clefq.engines.transformers_engine import Prompt, TransformersEngine
+    from clefq.engines.transformers_engine import BatchPrompt, TransformersEngine
     from clefq.sensitivity.quantizing import Installer
 
 _LIBRARIES = ("torch", "transformers", "compressed-tensors")
@@ -156,7 +156,7 @@ class Session:
         return open_engine(self.spec.model, self.spec.engine)
 
     @cached_property
-    def prompts(self) -> list[Prompt]:
+    def prompts(self) -> list[BatchPrompt]:
         """The records that can be run."""
         prompts, failed = self.engine.encode(self.records, self.eval_folder.path)
         if failed:

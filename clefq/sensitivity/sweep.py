@@ -24,7 +24,7 @@ from clefq.clef.formats import BF16
 from clefq.errors import ClefqError, InputError
 from clefq.plain_files import compact_json, sha256_bytes
 from clefq.sensitivity.blocks import Block, Layout
-from clefq.sensitivity.figures import Damage, Judge, Measured
+from clefq.sensitivity.figures import Damage, Judge, MeasuredVariant
 from clefq.sensitivity.schema import (
     ANSWERS_FILE,
     BASELINE_FILE,
@@ -220,7 +220,7 @@ def _relative_error(outputs: Iterator[Tensor], reference: Sequence[Tensor]) -> f
     return math.sqrt(off / norm) if norm > 0 else 0.0
 
 
-def _finite(measured: Measured) -> tuple[float | None, ...]:
+def _finite(measured: MeasuredVariant) -> tuple[float | None, ...]:
     return tuple(float(v) if math.isfinite(v) else None for v in measured.kl)
 
 

@@ -11,7 +11,7 @@ import pytest
 import clefq
 from clefq.bench.load import Load, LoadSpec, Run, Sample
 from clefq.bench.load_report import parse_server_timing, row_of, warnings_of
-from clefq.bench.replies import Judge, read_expected
+from clefq.bench.replies import ReplyChecker, read_expected
 from clefq.bench.server import ServerJob, ServerReport, bench_server
 from clefq.bench.source import RecordSource
 from clefq.clef.answers import answer
@@ -170,7 +170,7 @@ def test_an_answer_to_another_question_is_found_without_expectations() -> None:
 @pytest.mark.parametrize("body", [b"", b"[]", b"nonsense", b"\xff\xfe", b'{"answers": 3}'])
 def test_what_is_no_answer_is_malformed(body: bytes) -> None:
     records = list(open_set(EVAL.set_path).records())[:1]  # type: ignore[arg-type]
-    assert Judge(records).judge(0, body).fault == "malformed"
+    assert ReplyChecker(records).judge(0, body).fault == "malformed"
 
 
 def reply(record: Record, of: Record) -> bytes:
@@ -200,7 +200,7 @@ def expectations(records: list[Record]) -> dict[str, dict[str, np.ndarray]]:
 
 def test_swapped_answers_are_told_from_different_ones() -> None:
     records = alike(6)
-    judge = Judge(records, expectations(records))
+    judge = ReplyChecker(records, expectations(records))
     assert judge.judge(0, reply(records[0], records[0])).fault == ""
     assert judge.judge(0, reply(records[0], records[0])).worst == pytest.approx(0, abs=6e-5)
     assert judge.judge(0, reply(records[0], records[3])).fault == "swapped"

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from clefq.bench import wire
-from clefq.bench.wire import Address, Connection, Reply, WireError
+from clefq.bench.wire import ClientConnection, Reply, ServerAddress, WireError
 from clefq.errors import InputError
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -36,7 +36,7 @@ def talk(raw: list[bytes | None], times: int = 1, timeout: float = 5.0) -> list[
     async def main() -> list[Reply | str]:
         server = await asyncio.start_server(handle, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        connection = Connection(Address("127.0.0.1", port, False, "/v1/systemone", ""))
+        connection = ClientConnection(ServerAddress("127.0.0.1", port, False, "/v1/systemone", ""))
         found: list[Reply | str] = []
         for _ in range(times):
             try:
@@ -120,7 +120,7 @@ def test_an_idle_connection_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_nobody_listens() -> None:
     async def main() -> None:
-        await Connection(Address("127.0.0.1", 1, False, "/", "")).exchange(b"x", 5)
+        await ClientConnection(ServerAddress("127.0.0.1", 1, False, "/", "")).exchange(b"x", 5)
 
     with pytest.raises(WireError, match="unreachable"):
         asyncio.run(main())
@@ -137,22 +137,22 @@ def test_nobody_listens() -> None:
     ],
 )
 def test_addresses(url: str, host: str, port: int, tls: bool, path: str) -> None:
-    found = Address.parse(url)
+    found = ServerAddress.parse(url)
     assert (found.host, found.port, found.tls, found.path) == (host, port, tls, path)
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://a", "http://", "http://a:port", ""])
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(InputError, match="no http address"):
-        Address.parse(url)
+        ServerAddress.parse(url)
 
 
 def test_a_request_is_whole() -> None:
-    made = Address.parse("http://[::1]:9/x").request(b'{"a":1}', "secret")
+    made = ServerAddress.parse("http://[::1]:9/x").request(b'{"a":1}', "secret")
     head, _, body = made.partition(b"\r\n\r\n")
     assert body == b'{"a":1}'
     assert head.splitlines()[0] == b"POST /x/v1/systemone HTTP/1.1"
     assert b"Host: [::1]:9" in head
     assert b"Content-Length: 7" in head
     assert b"Authorization: Bearer secret" in head
-    assert b"Authorization" not in Address.parse("http://a").request(b"", None)
+    assert b"Authorization" not in ServerAddress.parse("http://a").request(b"", None)

@@ -10,21 +10,21 @@ import huggingface_hub
 import pytest
 
 from clefq import __version__
-from clefq.ci.cache import Runtime, find_runtime, is_current, job_key, prediction_key
+from clefq.ci.cache import EngineIdentity, find_runtime, is_current, job_key, prediction_key
 from clefq.ci.job import Running
 from clefq.ci.spec import GateJob
 from clefq.ci.summary import MAX_SUMMARY, append_summary
 from clefq.console import Console
 from clefq.errors import CheckpointError, InputError
 from clefq.names.hub import find_commit
-from clefq.names.models import Side, check_apart, identify
+from clefq.names.models import ComparedModel, check_apart, identify
 from clefq.nano import WEIGHTS
 from clefq.store.predictions import read_meta
 from clefq.store.sets import open_set
 from tests.parity.synthetic import make_world, meta, predictions, write
 
-SIDE = Side("bf16", "there", "weights", sha256="1" * 64)
-RUNTIME = Runtime("transformers", "5.17.0", "cpu", 16_384)
+SIDE = ComparedModel("bf16", "there", "weights", sha256="1" * 64)
+RUNTIME = EngineIdentity("transformers", "5.17.0", "cpu", 16_384)
 SET = "2" * 64
 
 
@@ -61,7 +61,9 @@ def test_only_a_file_of_the_same_inputs_is_believed(tmp_path: Path) -> None:
     }
     found = predictions(make_world(12), "bf16")
 
-    def current(side: Side = SIDE, runtime: Runtime = RUNTIME, **changes: object) -> bool:
+    def current(
+        side: ComparedModel = SIDE, runtime: EngineIdentity = RUNTIME, **changes: object
+    ) -> bool:
         write(path, replace(found, meta=meta("bf16", **(same | changes))))
         return is_current(path, side, SET, runtime)
 
@@ -80,7 +82,7 @@ def test_only_a_file_of_the_same_inputs_is_believed(tmp_path: Path) -> None:
     gpu = replace(RUNTIME, machine="NVIDIA B200, NVIDIA H200")
     assert current(runtime=gpu, device="NVIDIA H200")
     assert not current(runtime=gpu, device="NVIDIA H20")
-    hub = Side("bf16", "a/b", "a/b", revision="7" * 40)
+    hub = ComparedModel("bf16", "a/b", "a/b", revision="7" * 40)
     assert current(hub, model_id="a/b", model_revision="7" * 40)
     assert not current(hub, model_id="a/b", model_revision="8" * 40)
 
@@ -126,10 +128,10 @@ def test_a_hub_id_is_pinned_without_a_download(monkeypatch: pytest.MonkeyPatch) 
 def test_a_cached_baseline_of_the_hub_is_not_downloaded(
     eval_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def download(self: Side) -> None:
+    def download(self: ComparedModel) -> None:
         raise AssertionError("downloaded")
 
-    monkeypatch.setattr(Side, "locate", download)
+    monkeypatch.setattr(ComparedModel, "locate", download)
     monkeypatch.setattr("clefq.ci.job.find_runtime", lambda *_: RUNTIME)
     folder = open_set(eval_set)
     side = identify(f"org/name@{'8' * 40}", "bf16")

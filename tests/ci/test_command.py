@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from clefq.ci.quantizing import make_candidate
-from clefq.ci.spec import Recipe
+from clefq.ci.spec import CandidateSpec
 from clefq.cli.main import run
 from clefq.console import Console
 from clefq.errors import InputError
@@ -37,7 +37,7 @@ def clefq(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Clefq:
             return int(stopped.code or 0)
         return 0
 
-    monkeypatch.setattr("clefq.parity.run.RESAMPLES", 1000)
+    monkeypatch.setattr("clefq.parity.comparison.RESAMPLES", 1000)
     monkeypatch.chdir(tmp_path)
     for name in ("GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"):
         monkeypatch.delenv(name, raising=False)
@@ -201,11 +201,11 @@ def test_what_would_fail_later_fails_before_quantizing(
 
 def test_a_candidate_made_before_is_taken_over_if_it_is_the_same(good: Path) -> None:
     baseline = identify(str(WEIGHTS), "bf16")
-    text, kept = make_candidate(Recipe("nvfp4a16"), baseline, good, Console(quiet=True))
+    text, kept = make_candidate(CandidateSpec("nvfp4a16"), baseline, good, Console(quiet=True))
     assert kept
     assert text.startswith("nvfp4a16 by stream, 1.82× smaller (6.45 MB); audited")
     with pytest.raises(InputError, match="another source, recipe or calibration set"):
-        make_candidate(Recipe("fp8"), baseline, good, Console(quiet=True))
+        make_candidate(CandidateSpec("fp8"), baseline, good, Console(quiet=True))
 
 
 def test_a_candidate_that_was_changed_since_its_audit_is_not_taken_over(
@@ -218,7 +218,7 @@ def test_a_candidate_that_was_changed_since_its_audit_is_not_taken_over(
     for file in out.glob("*.safetensors"):
         shutil.copyfile(tmp_path / "damaged" / file.name, file)
     with pytest.raises(InputError, match="is not what was audited"):
-        make_candidate(Recipe("nvfp4a16"), baseline, out, Console(quiet=True))
+        make_candidate(CandidateSpec("nvfp4a16"), baseline, out, Console(quiet=True))
 
 
 def test_a_job_that_stops_leaves_no_verdict_of_an_earlier_one(clefq: Clefq, tmp_path: Path) -> None:

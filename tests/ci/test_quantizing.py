@@ -10,7 +10,7 @@ import pytest
 
 import clefq.nano
 from clefq.ci.quantizing import _check_same
-from clefq.ci.spec import Recipe
+from clefq.ci.spec import CandidateSpec
 from clefq.clef.checkpoint import open_checkpoint
 from clefq.clef.family import layer_types
 from clefq.errors import InputError
@@ -36,7 +36,7 @@ def manifest(*, calibrated: bool) -> Any:
 def test_a_scheme_that_can_do_without_a_set_is_another_recipe_with_one(
     made: bool, asked: bool, tmp_path: Path
 ) -> None:
-    recipe = Recipe("int4", None, CALIBRATION if asked else None)
+    recipe = CandidateSpec("int4", None, CALIBRATION if asked else None)
     if made == asked:
         _check_same(manifest(calibrated=made), recipe, NANO / "weights", tmp_path)
     else:

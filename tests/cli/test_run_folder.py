@@ -12,7 +12,7 @@ import pytest
 
 from clefq.cli.main import run as main
 from clefq.names.models import find_model, origin_of, record_origin
-from clefq.names.run import RunFolder
+from clefq.names.run_folder import RunFolder
 from clefq.nano import SETS, WEIGHTS
 from clefq.quantize import run as quantizing
 from clefq.store.sets import open_set

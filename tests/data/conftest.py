@@ -12,7 +12,7 @@ import pytest
 from clefq.console import Console
 from clefq.data.build import BuildResult, BuildSpec, build_set
 from clefq.data.definition import Definition
-from clefq.data.loading import Load
+from clefq.data.loading import SplitPass
 from clefq.data.sources import SOURCES
 from clefq.nano import WEIGHTS
 from clefq.store.reading import read_value
@@ -67,7 +67,7 @@ def build(tmp_path: Path) -> Build:
     return run
 
 
-def load(source: str, split: str, place: Path | None = None, **options: Any) -> Load:
+def load(source: str, split: str, place: Path | None = None, **options: Any) -> SplitPass:
     kind = SOURCES[source]
     folder = place or FIXTURES / (options.get("folder") or source)
-    return Load(kind, split, kind.options(**options), folder, seed="s", count=20)
+    return SplitPass(kind, split, kind.options(**options), folder, seed="s", count=20)

@@ -18,7 +18,7 @@ from clefq.clef.tokenizer import PromptTokenizer
 from clefq.console import Console
 from clefq.data.build import BuildSpec, build_set
 from clefq.data.definition import definition_path, load_definition
-from clefq.data.loading import Load
+from clefq.data.loading import SplitPass
 from clefq.data.sources import SOURCES
 from clefq.nano import WEIGHTS
 from clefq.plain_files import compact_json
@@ -77,7 +77,7 @@ def test_source(
     public_data: Path,
 ) -> None:
     kind = SOURCES[source]
-    reading = Load(
+    reading = SplitPass(
         kind, split, kind.options(**options), public_data / options.get("folder", source)
     )
     found = hashlib.sha256()
@@ -134,7 +134,7 @@ def test_mmlu_duplicates(public_data: Path, tmp_path: Path) -> None:
     built = build_set(spec, Console(quiet=True))
     states: dict[str, int] = {}
     kind = SOURCES["mmlu"]
-    for example in Load(kind, "test", kind.options(), public_data / "mmlu").examples():
+    for example in SplitPass(kind, "test", kind.options(), public_data / "mmlu").examples():
         record = example.record
         body = compact_json(record_to_json(record)["questions"])
         key = compact_json([record.state, body])

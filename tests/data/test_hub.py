@@ -10,7 +10,7 @@ import pytest
 
 from clefq.clef.records import record_to_json
 from clefq.data import loading
-from clefq.data.loading import Load
+from clefq.data.loading import SplitPass
 from clefq.data.readers import csv_rows, jsonl_rows
 from clefq.data.sources import SOURCES, anli, banking77, ledgar
 from clefq.errors import DefinitionError, MissingDependencyError
@@ -40,7 +40,7 @@ def _clinc150() -> Any:
     return datasets.Dataset.from_list(rows, features=kinds)
 
 
-def _spec(reading: Load) -> Any:
+def _spec(reading: SplitPass) -> Any:
     from clefq.data.sources.base import ReadSpec
 
     assert reading.folder is not None
@@ -200,7 +200,7 @@ def test_hub_and_local_records_agree(
         kind = dataclasses.replace(
             kind, hub=dataclasses.replace(hub, splits={**hub.splits, split: "train"})
         )
-    reading = Load(kind, split, kind.options(), None)
+    reading = SplitPass(kind, split, kind.options(), None)
     found = {e.record.id: record_to_json(e.record) for e in reading.examples()}
     if source == "winogrande":  # the hub has no qID, so ids differ
         strip = [{**value, "id": ""} for value in expected.values()]
@@ -230,7 +230,7 @@ def test_offline_names_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
     kind = SOURCES["banking77"]
     with pytest.raises(DefinitionError) as caught:
-        list(Load(kind, "train", kind.options(), None).examples())
+        list(SplitPass(kind, "train", kind.options(), None).examples())
     assert "cannot read mteb/banking77@0fd18e25 from the hub" in caught.value.message
     assert "\n" not in caught.value.message
     assert caught.value.fix is not None
@@ -241,7 +241,7 @@ def test_without_datasets_names_the_command(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
     kind = SOURCES["banking77"]
     with pytest.raises(MissingDependencyError, match=r"\.\[hub\]"):
-        list(Load(kind, "train", kind.options(), None).examples())
+        list(SplitPass(kind, "train", kind.options(), None).examples())
 
 
 def test_unexpected_hub_layout_is_a_malformed_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,6 +250,6 @@ def test_unexpected_hub_layout_is_a_malformed_row(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(loading, "_load_hub", rows)
     kind = SOURCES["banking77"]
-    reading = Load(kind, "train", kind.options(), None)
+    reading = SplitPass(kind, "train", kind.options(), None)
     assert list(reading.examples()) == []
     assert reading.malformed[0].reason.startswith("unexpected layout")

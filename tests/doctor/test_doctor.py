@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from clefq.cli.doctor import continued, render
 from clefq.cli.main import app
 from clefq.doctor.arithmetic import SCHEMES, arithmetic, kind_of, where_real
-from clefq.doctor.facts import Environment, Facts, Gpu, Hub, Model, SchemeNeeds
+from clefq.doctor.facts import Environment, Facts, Gpu, Hub, NamedModel, SchemeNeeds
 from clefq.doctor.findings import SERVING as SERVING_SECTION
 from clefq.doctor.findings import WORKING as WORKING_SECTION
 from clefq.doctor.findings import Finding, can_run, diagnose
@@ -238,7 +238,7 @@ def test_nothing_but_the_core() -> None:
         ({"working": replace(WORKING, torch_error="OSError: libcudart.so")}, "torch"),
         ({"working": replace(WORKING, version="3.10.2")}, "Python"),
         ({"hub": Hub("x", 0, offline=False, token=True, reached="no answer")}, "access"),
-        ({"model": Model("org/clef")}, "files"),
+        ({"model": NamedModel("org/clef")}, "files"),
     ],
 )
 def test_each_lack_has_its_fix(change: dict[str, object], name: str) -> None:
@@ -251,7 +251,7 @@ def test_a_model_is_held_against_the_machine() -> None:
         SchemeNeeds("nvfp4a16", "stream", disk=101 * GIB, memory=GIB),
         SchemeNeeds("nvfp4", "oneshot", disk=10 * GIB, memory=25 * GIB),
     )
-    model = Model("clef", "clef", weights=23 * GIB, needs=needs)
+    model = NamedModel("clef", "clef", weights=23 * GIB, needs=needs)
     names = {item.name: item.fix for item in lacking(replace(CPU, model=model))}
     assert set(names) == {"make nvfp4a16", "make nvfp4"}
     assert "disk" in names["make nvfp4a16"]
@@ -285,7 +285,7 @@ def test_a_long_fix_can_be_pasted() -> None:
 
 
 def test_a_revision_is_downloaded_as_such() -> None:
-    fix = only(replace(CPU, model=Model("org/clef@17f0b0ad"))).fix
+    fix = only(replace(CPU, model=NamedModel("org/clef@17f0b0ad"))).fix
     assert fix == "hf download org/clef --revision 17f0b0ad"
 
 

@@ -17,7 +17,7 @@ from clefq.engines.base import EngineInfo, EngineSpec, RecordResult, result_from
 from clefq.engines.predict import PredictJob, predict_set
 from clefq.errors import InputError
 from clefq.names.models import ModelRef
-from clefq.names.run import RunFolder
+from clefq.names.run_folder import RunFolder
 from clefq.store.predictions import read_how, read_meta, read_predictions, write_predictions
 from clefq.store.sets import SetDraft, SourceInfo, write_set
 

@@ -17,7 +17,7 @@ from scipy import stats
 
 from clefq.clef.records import Record
 from clefq.importing.answers import import_answers
-from clefq.importing.formats import ReadSpec, read_answers
+from clefq.importing.formats import ImportSpec, read_answers
 from clefq.importing.new_set import write_new_set
 from clefq.parity.gates.compare import CandidateReport, JudgeSpec, judge_candidate
 from clefq.parity.gates.files import TEMPLATES, load_gates
@@ -43,14 +43,14 @@ def meta(variant: str) -> PredictionsMeta:
 def judge(
     table: Path, folder: Path, baseline: str, candidate: str, gates: str = "labels"
 ) -> CandidateReport:
-    first = read_answers(table, ReadSpec(choice=baseline))
+    first = read_answers(table, ImportSpec(choice=baseline))
     write_new_set(folder, first, table)
     records: list[Record] = list(open_set(folder).records())
     sides = [
         Predictions(meta(name), import_answers(records, answers, None)[0])
         for name, answers in (
             (baseline, first),
-            (candidate, read_answers(table, ReadSpec(choice=candidate))),
+            (candidate, read_answers(table, ImportSpec(choice=candidate))),
         )
     ]
     return judge_candidate(*sides, JudgeSpec(load_gates(gates), NO_GIT, resamples=500))

@@ -20,7 +20,7 @@ from clefq.importing.answers import (
     import_answers,
     is_one_hot,
 )
-from clefq.importing.formats import ReadSpec, detect, read_answers
+from clefq.importing.formats import ImportSpec, detect, read_answers
 from clefq.importing.new_set import write_new_set
 from clefq.store.predictions import Predictions
 from clefq.store.sets import SetFolder, open_set
@@ -45,7 +45,7 @@ def write(folder: Path, *lines: object, name: str = "a.jsonl") -> Path:
     return path
 
 
-def imported(path: Path, *records: Record, spec: ReadSpec | None = None):
+def imported(path: Path, *records: Record, spec: ImportSpec | None = None):
     return import_answers(records, read_answers(path, spec), None)
 
 
@@ -93,20 +93,20 @@ def test_formats_are_told_by_their_first_line(tmp_path: Path) -> None:
     }
     assert detect(write(tmp_path, "{")) == "jsonl"
     with pytest.raises(InputError, match="unknown format"):
-        read_answers(tmp_path / "a.jsonl", ReadSpec("xml"))
+        read_answers(tmp_path / "a.jsonl", ImportSpec("xml"))
     with pytest.raises(InputError, match="--choice names a column"):
-        read_answers(write(tmp_path, cases["jsonl"]), ReadSpec(choice="x", id="y"))
+        read_answers(write(tmp_path, cases["jsonl"]), ImportSpec(choice="x", id="y"))
 
 
 def test_log_likelihoods_become_a_distribution_over_matched_texts(tmp_path: Path) -> None:
     question = {"type": "choice", "criteria": {"A": "four", "B": "three"}}
     path = write(tmp_path, sample(0, [-3.0, -1.0], ["three", "four"]))
-    frame, summary = imported(path, record("x0", question), spec=ReadSpec(id="{doc[id]}"))
+    frame, summary = imported(path, record("x0", question), spec=ImportSpec(id="{doc[id]}"))
     assert summary.answered == 1
     p = 1 / (1 + math.exp(-2.0))
     assert np.exp(frame.logprobs[0]) == pytest.approx([p, 1 - p])
     with pytest.raises(PredictionsError, match=r"row-\{doc\[x\]\} does not fit"):
-        read_answers(path, ReadSpec(id="row-{doc[x]}"))
+        read_answers(path, ImportSpec(id="row-{doc[x]}"))
     with pytest.raises(PredictionsError, match="unknown 'three'"):
         imported(path, record("0", choice("four", "five")))
 

@@ -8,7 +8,7 @@ import pytest
 
 from clefq.errors import CheckpointError, InputError
 from clefq.names.models import ModelRef, find_model, served_model
-from clefq.names.run import RunFolder, find_set
+from clefq.names.run_folder import RunFolder, find_set
 from clefq.nano import WEIGHTS
 
 

@@ -11,12 +11,12 @@ import pytest
 
 from clefq.cli.threshold import _check_probabilities
 from clefq.errors import PredictionsError
+from clefq.parity.comparison import FROM_PREDICTIONS, provenance
 from clefq.parity.gates.compare import CandidateReport, JudgeSpec, judge_candidate
 from clefq.parity.gates.files import load_gates
 from clefq.parity.rejudge import rejudge
 from clefq.parity.report.files import ReportSpec, write_reports
 from clefq.parity.report.summary import Sizes
-from clefq.parity.run import FROM_PREDICTIONS, provenance
 from clefq.parity.statistics.metric_facts import LABELS, lacks_probabilities, load_facts
 from clefq.store.predictions import Predictions, read_predictions, write_predictions
 from tests.parity.factory import META, Design, make_pair

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from clefq.console import Console
+from clefq.parity.comparison import SetJob, judge_set, load_spec
 from clefq.parity.report.files import REPORT_FILE
 from clefq.parity.reproduce import Reproduction, reproduce
-from clefq.parity.run import SetJob, judge_set, load_spec
 from tests.parity.synthetic import Dial, make_world, predictions, write
 
 GATES = """

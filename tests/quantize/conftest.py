@@ -13,7 +13,7 @@ from hypothesis import settings
 from clefq.console import Console
 from clefq.quantize.calibration import load_calibration
 from clefq.quantize.finish import copy_side_files
-from clefq.quantize.oneshot_worker import Job, run_job
+from clefq.quantize.oneshot_worker import OneshotJob, run_job
 from clefq.quantize.quiet import quiet_libraries
 from clefq.quantize.recipes import bundled_recipe
 from clefq.quantize.run import QuantizeSpec, Result, quantize
@@ -27,7 +27,7 @@ settings.load_profile("quantize")
 Make = Callable[[str, str], Result]
 
 
-def run_here(job: Job, log: Path, progress: Callable[[int, int], None]) -> None:
+def run_here(job: OneshotJob, log: Path, progress: Callable[[int, int], None]) -> None:
     """`run_oneshot` without a process of its own: a new process imports for seconds."""
     with quiet_libraries():
         run_job(job)
@@ -100,7 +100,7 @@ def unshared(base: Path, source: Path, calibration_set: Path) -> Path:
     recipe = base / "nvfp4.yaml"
     recipe.write_text(bundled_recipe("nvfp4", 4).text)
     folder = base / "unshared"
-    job = Job(str(source), str(recipe), str(folder), str(prompts), shared_scales=False)
+    job = OneshotJob(str(source), str(recipe), str(folder), str(prompts), shared_scales=False)
     run_here(job, base / "unshared.log", lambda step, steps: None)
     copy_side_files(source, folder)
     return folder

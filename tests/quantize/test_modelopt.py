@@ -22,7 +22,7 @@ from clefq.errors import AuditError, CheckpointError, InputError
 from clefq.quantize import convert as converting
 from clefq.quantize.audit import audit_checkpoint
 from clefq.quantize.convert import Conversion, convert_checkpoint
-from clefq.quantize.manifest import read_manifest
+from clefq.quantize.manifest import read_build_manifest
 from clefq.quantize.repair import repair_checkpoint
 from tests.quantize.modelopt import build_modelopt, dequantized, quantizable
 
@@ -87,7 +87,7 @@ def test_the_copy_holds_the_same_weights(
     rest = {name for name in before if not quantizable(name.rpartition(".")[0])}
     assert rest == {name for name in after if not quantizable(name.rpartition(".")[0])}
     assert all(before[name].equal(after[name]) for name in rest)
-    manifest = read_manifest(tmp_path / "copy")
+    manifest = read_build_manifest(tmp_path / "copy")
     assert (manifest.scheme, manifest.method) == (SCHEMES[kind], "convert")
     assert manifest.recipe["origin"].startswith("ModelOpt 0.39.0, ")
     assert not (tmp_path / "copy" / modelopt.CONFIG_FILE).exists()

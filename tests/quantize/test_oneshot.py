@@ -18,9 +18,9 @@ from clefq.console import Console
 from clefq.quantize.audit import audit_checkpoint
 from clefq.quantize.audit.scales import read_global_scale
 from clefq.quantize.calibration import load_calibration
-from clefq.quantize.manifest import read_manifest
+from clefq.quantize.manifest import read_build_manifest
 from clefq.quantize.model_inputs import calibration_arguments
-from clefq.quantize.oneshot_worker import Job
+from clefq.quantize.oneshot_worker import OneshotJob
 from clefq.quantize.recipes import bundled_recipe
 from clefq.quantize.run import QuantizeSpec, prepare, quantize
 from tests.quantize.conftest import Make, run_here
@@ -80,7 +80,7 @@ def test_the_manifest_records_source_recipe_and_hashes(
     made: Make, source: Path, scheme: str
 ) -> None:
     result = made(scheme)
-    manifest = read_manifest(result.folder)
+    manifest = read_build_manifest(result.folder)
     assert manifest == result.manifest
     assert manifest.sha256 == checkpoint_sha256(result.folder)
     assert manifest.source["sha256"] == checkpoint_sha256(source)
@@ -146,7 +146,7 @@ def test_weights_on_disk_give_the_same_bits(
     prompts.write_text(load_calibration(calibration_set, source, 16384).to_job())
     recipe = base / "offload.yaml"
     recipe.write_text(bundled_recipe("nvfp4", 4).text)
-    job = Job(
+    job = OneshotJob(
         str(source),
         str(recipe),
         str(base / "offloaded"),

@@ -113,7 +113,7 @@ def run_folder(finished: Path, tmp_path: Path) -> Path:
 def call(*arguments: object) -> int:
     """Runs `clefq ARGUMENTS…` in this process, with few resamples; returns the exit code."""
     argv = ["clefq", *map(str, arguments)]
-    with patch.object(sys, "argv", argv), patch("clefq.parity.run.RESAMPLES", RESAMPLES):
+    with patch.object(sys, "argv", argv), patch("clefq.parity.comparison.RESAMPLES", RESAMPLES):
         try:
             run()
         except SystemExit as stopped:

@@ -27,7 +27,7 @@ REPORT = f"report/{EVAL}/nvfp4a16"
 
 
 def check(bundle: Path, root: str | None = None) -> Verified:
-    with patch("clefq.parity.run.RESAMPLES", RESAMPLES):
+    with patch("clefq.parity.comparison.RESAMPLES", RESAMPLES):
         return verify(bundle, root, QUIET)
 
 

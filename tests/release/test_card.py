@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from clefq.errors import InputError
-from clefq.names.run import find_place
+from clefq.names.run_folder import find_place
 from clefq.parity.gates.formatting import figure
 from clefq.parity.report.parity_json import signed
 from clefq.release.card import CardOptions, make_card

@@ -212,7 +212,7 @@ def damage(run: Path, factor: float = 8) -> None:
     from safetensors.torch import load_file, save_file
 
     from clefq.quantize.finish import hash_files, identity
-    from clefq.quantize.manifest import read_manifest, write_manifest
+    from clefq.quantize.manifest import read_build_manifest, write_manifest
     from tests.release.conftest import Drift, write_answers
 
     folder = run / "models" / "fp8"
@@ -222,7 +222,7 @@ def damage(run: Path, factor: float = 8) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     from dataclasses import replace
 
-    manifest = read_manifest(folder)
+    manifest = read_build_manifest(folder)
     files = {n: d for n, d in hash_files(folder).items() if n in manifest.files}
     write_manifest(folder, replace(manifest, files=files, sha256=identity(files)))
     write_answers(run, "fp8", Drift(noise=0.02))

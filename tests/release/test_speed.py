@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clefq.names.run import find_place
+from clefq.names.run_folder import find_place
 from clefq.release.evidence import gather
 from clefq.release.speed import throughput
 from clefq.store.atomic import write_json

@@ -17,9 +17,9 @@ from clefq.console import Console
 from clefq.engines.base import EngineSpec
 from clefq.sensitivity.blocks import Block, find_blocks
 from clefq.sensitivity.cost import DEFAULT_SPEEDS
-from clefq.sensitivity.run import SearchSpec, run_sensitivity
 from clefq.sensitivity.schema import Budget, Sensitivity
 from clefq.sensitivity.session import SweepSpec
+from clefq.sensitivity.workflow import SearchSpec, run_sensitivity
 from tests.engines.conftest import build_release, build_set, make_record
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")

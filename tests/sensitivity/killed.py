@@ -10,8 +10,8 @@ def main() -> None:
     model, eval_set, out = map(Path, sys.argv[1:])
     from clefq.console import Console
     from clefq.sensitivity.cost import DEFAULT_SPEEDS
-    from clefq.sensitivity.run import SearchSpec, run_sensitivity
     from clefq.sensitivity.session import SweepSpec
+    from clefq.sensitivity.workflow import SearchSpec, run_sensitivity
     from tests.sensitivity.conftest import ENGINE
 
     spec = SweepSpec(model, eval_set, None, ("fp8",), out, "tiny", engine=ENGINE)

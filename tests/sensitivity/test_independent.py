@@ -16,8 +16,8 @@ from clefq.engines.base import RecordResult
 from clefq.engines.predict import PredictJob, predict_set
 from clefq.engines.transformers_engine import TransformersEngine
 from clefq.names.models import ModelRef
+from clefq.parity.comparison import load_spec
 from clefq.parity.gates.compare import judge_candidate
-from clefq.parity.run import load_spec
 from clefq.parity.statistics.pair_statistics import StatisticsSpec, compare
 from clefq.parity.statistics.pairs import join
 from clefq.quantize.run import QuantizeSpec, quantize

@@ -6,7 +6,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clefq.sensitivity.knapsack import Options, solve
+from clefq.sensitivity.knapsack import Choices, solve
 
 DAMAGES = st.one_of(
     st.floats(0, 10), st.sampled_from([0.0, 0.1, 0.2, 0.3, float("inf")]), st.just(1e-9)
@@ -14,20 +14,20 @@ DAMAGES = st.one_of(
 
 
 @st.composite
-def options(draw: st.DrawFn) -> Options:
+def options(draw: st.DrawFn) -> Choices:
     count = draw(st.integers(1, 4))
     weights = draw(st.lists(st.integers(0, 15), min_size=count, max_size=count))
     damages = draw(st.lists(DAMAGES, min_size=count, max_size=count))
     damages[draw(st.integers(0, count - 1))] = draw(st.floats(0, 10))  # one is allowed
-    return Options(tuple(weights), tuple(damages))
+    return Choices(tuple(weights), tuple(damages))
 
 
-def cost(blocks: list[Options], picked: tuple[int, ...]) -> tuple[float, int]:
+def cost(blocks: list[Choices], picked: tuple[int, ...]) -> tuple[float, int]:
     pairs = list(zip(blocks, picked, strict=True))
     return sum(b.damages[at] for b, at in pairs), sum(b.weights[at] for b, at in pairs)
 
 
-def brute_force(blocks: list[Options], budget: int) -> tuple[float, int] | None:
+def brute_force(blocks: list[Choices], budget: int) -> tuple[float, int] | None:
     """The least damage of every choice that fits."""
     every = itertools.product(*(range(len(block.weights)) for block in blocks))
     found = [cost(blocks, picked) for picked in every]
@@ -37,7 +37,7 @@ def brute_force(blocks: list[Options], budget: int) -> tuple[float, int] | None:
 
 @settings(deadline=None, max_examples=150)
 @given(st.lists(options(), min_size=1, max_size=5), st.integers(-1, 60))
-def test_no_choice_that_fits_does_less_damage(blocks: list[Options], budget: int) -> None:
+def test_no_choice_that_fits_does_less_damage(blocks: list[Choices], budget: int) -> None:
     best = brute_force(blocks, budget)
     picked = solve(blocks, budget)
     if best is None:
@@ -50,7 +50,7 @@ def test_no_choice_that_fits_does_less_damage(blocks: list[Options], budget: int
 
 
 def test_of_equal_damages_the_lightest() -> None:
-    assert solve([Options((5, 3, 4), (1.0, 1.0, 1.0))], 9) == (1,)
+    assert solve([Choices((5, 3, 4), (1.0, 1.0, 1.0))], 9) == (1,)
 
 
 def test_a_large_model_is_solved_exactly_in_little_time() -> None:
@@ -60,7 +60,7 @@ def test_a_large_model_is_solved_exactly_in_little_time() -> None:
     for _ in range(128):
         size, harm = rng.choice([1000, 1700, 2600]), rng.lognormvariate(0, 1)
         damages = (0.0, harm, 10 * harm * rng.uniform(0.7, 1.4), 20 * harm * rng.uniform(0.7, 1.4))
-        blocks.append(Options((16 * size, 8 * size, 4 * size + 62, 4 * size + 66), damages))
+        blocks.append(Choices((16 * size, 8 * size, 4 * size + 62, 4 * size + 66), damages))
     budget = sum(block.weights[1] for block in blocks) * 3 // 4
     picked = solve(blocks, budget)
     assert picked is not None

@@ -24,9 +24,9 @@ from clefq.errors import InputError
 from clefq.plain_files import compact_json
 from clefq.sensitivity import sweep as sweep_module
 from clefq.sensitivity.cost import DEFAULT_SPEEDS
-from clefq.sensitivity.run import SearchSpec, run_sensitivity
 from clefq.sensitivity.schema import Budget, Sensitivity, load, save, worst_first
 from clefq.sensitivity.session import Session, SweepSpec
+from clefq.sensitivity.workflow import SearchSpec, run_sensitivity
 from clefq.store.predictions import read_predictions
 from clefq.store.reading import to_plain
 from clefq.store.sets import open_set
@@ -257,7 +257,7 @@ def _known(session: Session) -> list[object]:
 
 
 def test_two_runs_cannot_share_a_folder(swept: Swept) -> None:
-    from clefq.sensitivity.run import _locked
+    from clefq.sensitivity.workflow import _locked
 
     with _locked(swept.spec.out), pytest.raises(InputError, match="another clefq is writing"):
         run_sensitivity(swept.spec, SearchSpec(None, DEFAULT_SPEEDS), QUIET)

@@ -14,7 +14,7 @@ import pytest
 pytestmark = pytest.mark.serve
 pytest.importorskip("vllm")
 
-from clefq.names.run import RunFolder  # noqa: E402
+from clefq.names.run_folder import RunFolder  # noqa: E402
 from clefq.store.predictions import read_predictions  # noqa: E402
 from tests.engines.conftest import build_set  # noqa: E402
 from tests.serving.conftest import make_record, quantized  # noqa: E402

@@ -8,7 +8,7 @@ from clefq.parity.statistics.metric_facts import LABELS
 from clefq.store.predictions import PredictionsMeta
 
 if TYPE_CHECKING:
-    from clefq.parity.gates.verdict import Coverage, Evidence
+    from clefq.parity.gates.verdict import Coverage, VerdictInputs
 
 COPIED = (
     "every answer of the candidate is the baseline's to the last bit: a copy, or a server that "
@@ -18,7 +18,7 @@ COPIED = (
 MANY_IDENTICAL = 0.1
 
 
-def banners_of(evidence: Evidence) -> list[str]:
+def banners_of(evidence: VerdictInputs) -> list[str]:
     """Every warning of one comparison."""
     found = []
     coverage = evidence.coverage
@@ -131,7 +131,7 @@ def prompts_text(coverage: Coverage) -> str:
     )
 
 
-def copied(evidence: Evidence) -> bool:
+def copied(evidence: VerdictInputs) -> bool:
     """Whether two models answer alike to the last bit, which rounded answers may do honestly."""
     one, other = evidence.baseline, evidence.candidate
     if evidence.mean_tv != 0 or other.probability_quantum is not None:

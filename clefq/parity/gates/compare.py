@@ -17,7 +17,7 @@ from clefq.parity.gates.judging import FigureQuery, GateResult, judge_gates
 from clefq.parity.gates.looks import Look, Looks, with_look
 from clefq.parity.gates.preregistration import AFTER_RESULTS, GitEvidence, Preregistration, assess
 from clefq.parity.gates.schema import GateFile
-from clefq.parity.gates.verdict import INVALID, Coverage, Evidence, Verdict, draw_verdict
+from clefq.parity.gates.verdict import INVALID, Coverage, Verdict, VerdictInputs, draw_verdict
 from clefq.parity.statistics.alarms import Alarm, slice_alarms
 from clefq.parity.statistics.baseline_floor import (
     CHANCE,
@@ -30,7 +30,7 @@ from clefq.parity.statistics.identity import copied_records, identical_questions
 from clefq.parity.statistics.measures import COHERENCE
 from clefq.parity.statistics.metric import OVERALL, Metric
 from clefq.parity.statistics.metric_facts import lacks_probabilities
-from clefq.parity.statistics.noise_floor import NoiseFloor, noise_floor
+from clefq.parity.statistics.noise_floor import ReplicateNoise, noise_floor
 from clefq.parity.statistics.pair_statistics import PairStatistics, StatisticsSpec, compare
 from clefq.parity.statistics.pairs import PairedSet, PairingError, join
 from clefq.parity.statistics.set_truth import SetTruth, differences
@@ -127,7 +127,7 @@ class CandidateReport:
     verdict: Verdict
     alarms: tuple[Alarm, ...] = ()
     superseded: SupersededVerdict | None = None
-    noise: NoiseFloor | None = None
+    noise: ReplicateNoise | None = None
     replicates: tuple[PredictionsMeta, ...] = ()
     files: Mapping[str, Any] = field(default_factory=dict)
     looks: Looks = field(default_factory=Looks)
@@ -143,7 +143,7 @@ class StatisticsSource:
     """
 
     def __init__(
-        self, statistics: PairStatistics, noise: NoiseFloor | None, no_excuse: str | None = None
+        self, statistics: PairStatistics, noise: ReplicateNoise | None, no_excuse: str | None = None
     ) -> None:
         self._statistics = statistics
         self._noise = noise
@@ -252,7 +252,7 @@ def judge_candidate(
     if is_rounded_copy(pairs):
         banners += (ROUNDED_COPY,)
     banners += few_carriers(clustering(statistics), gated_overall(gates))
-    evidence = Evidence(
+    evidence = VerdictInputs(
         gates=gates,
         results=judge_gates(gates, source),
         coverage=coverage,
@@ -386,7 +386,7 @@ def floor_banners(floors: Mapping[str, BaselineFloor]) -> tuple[str, ...]:
     return (f"{WEAK_BASELINE}: {'; '.join(weak[:MAX_EXAMPLES])}{more}",)
 
 
-def no_excuse(noise: NoiseFloor | None) -> str | None:
+def no_excuse(noise: ReplicateNoise | None) -> str | None:
     """Why a replicate's noise cannot excuse the candidate's, or None where it can.
 
     Nothing else tells a replicate from the candidate's answers under another name.
@@ -419,7 +419,7 @@ def _set_faults(
 def _superseded(
     spec: JudgeSpec,
     statistics: PairStatistics,
-    noise: NoiseFloor | None,
+    noise: ReplicateNoise | None,
     floors: Mapping[str, BaselineFloor],
 ) -> SupersededVerdict | None:
     old = spec.superseded
@@ -436,7 +436,7 @@ def _superseded(
     statistics = replace(statistics, spec=own, _memo={})
     noise = None if noise is None else replace(noise, statistics=statistics)
     source = StatisticsSource(statistics, noise, no_excuse(noise))
-    evidence = Evidence(
+    evidence = VerdictInputs(
         gates=old.gates,
         results=judge_gates(old.gates, source),
         coverage=_with_doubts(

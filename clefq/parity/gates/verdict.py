@@ -131,7 +131,7 @@ class Verdict(Stored):
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class VerdictInputs:
     """All that a verdict is drawn from.
 
     Attributes:
@@ -226,7 +226,7 @@ def cap_results(results: Sequence[GateResult], reasons: Sequence[str]) -> tuple[
     )
 
 
-def draw_verdict(evidence: Evidence) -> tuple[Verdict, tuple[GateResult, ...]]:
+def draw_verdict(evidence: VerdictInputs) -> tuple[Verdict, tuple[GateResult, ...]]:
     """The verdict, and the gate results with caps applied."""
     limits = (
         *caps(evidence.gates, evidence.baseline, evidence.candidate),
@@ -271,7 +271,7 @@ def describe(result: GateResult) -> str:
     return gate_row(result).line
 
 
-def _uncovered(evidence: Evidence, banners: tuple[str, ...]) -> Verdict:
+def _uncovered(evidence: VerdictInputs, banners: tuple[str, ...]) -> Verdict:
     coverage = evidence.coverage
     name = evidence.candidate.variant
     reasons = (
@@ -285,7 +285,7 @@ def _uncovered(evidence: Evidence, banners: tuple[str, ...]) -> Verdict:
     return Verdict(INVALID, sentence, reasons, step, None, banners)
 
 
-def _count_alike(evidence: Evidence) -> bool:
+def _count_alike(evidence: VerdictInputs) -> bool:
     """Whether both sides built their prompts here, so that their lengths can be compared.
 
     A server may count or cut otherwise without saying so.
@@ -293,14 +293,14 @@ def _count_alike(evidence: Evidence) -> bool:
     return {evidence.baseline.engine, evidence.candidate.engine} <= {"transformers", "vllm"}
 
 
-def _other_prompts(evidence: Evidence, banners: tuple[str, ...]) -> Verdict:
+def _other_prompts(evidence: VerdictInputs, banners: tuple[str, ...]) -> Verdict:
     name = evidence.candidate.variant
     sentence = f"Nothing can be said about {name}: the two models were not asked the same."
     step = "Predict both with the same limits, on the same set with all its images."
     return Verdict(INVALID, sentence, (prompts_text(evidence.coverage),), step, None, banners)
 
 
-def _cut(evidence: Evidence, banners: tuple[str, ...]) -> Verdict:
+def _cut(evidence: VerdictInputs, banners: tuple[str, ...]) -> Verdict:
     name = evidence.candidate.variant
     sentence = f"Nothing can be said about {name}: states were cut, which the gates do not allow."
     step = "Predict where the whole state is read, or judge on a set of shorter states."
@@ -308,7 +308,7 @@ def _cut(evidence: Evidence, banners: tuple[str, ...]) -> Verdict:
 
 
 def _failed(
-    evidence: Evidence, failed: Sequence[GateResult], required: int, banners: tuple[str, ...]
+    evidence: VerdictInputs, failed: Sequence[GateResult], required: int, banners: tuple[str, ...]
 ) -> Verdict:
     name = evidence.candidate.variant
     sentence = f"{name} breaks {len(failed)} of {required} required gates."
@@ -317,7 +317,7 @@ def _failed(
 
 
 def _open(
-    evidence: Evidence,
+    evidence: VerdictInputs,
     open_gates: Sequence[GateResult],
     limits: Sequence[str],
     banners: tuple[str, ...],

@@ -12,7 +12,7 @@ from clefq.parity.report.svg import Axis, Canvas, picture, text_at
 from clefq.parity.statistics.arrays import BoolArray, FloatArray
 from clefq.parity.statistics.divergences import QuestionValues, SideValues
 from clefq.parity.statistics.intervals import wilson
-from clefq.parity.statistics.noise_floor import NoiseFloor
+from clefq.parity.statistics.noise_floor import ReplicateNoise
 from clefq.parity.statistics.pair_statistics import PairStatistics
 from clefq.parity.statistics.slices import slice_order
 
@@ -42,7 +42,7 @@ class Plot:
 
 
 def plots(
-    document: Mapping[str, Any], statistics: PairStatistics, noise: NoiseFloor | None
+    document: Mapping[str, Any], statistics: PairStatistics, noise: ReplicateNoise | None
 ) -> list[Plot]:
     """All plots that this comparison has data for, in report order.
 
@@ -64,7 +64,7 @@ def plots(
     return [plot for plot in found if plot is not None]
 
 
-def _floor(noise: NoiseFloor | None, name: str) -> FloatArray | None:
+def _floor(noise: ReplicateNoise | None, name: str) -> FloatArray | None:
     """Distances of the baseline from its replicates, all of them together."""
     if noise is None:
         return None

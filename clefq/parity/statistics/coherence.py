@@ -23,7 +23,7 @@ import numpy as np
 from clefq.parity.statistics.arrays import BoolArray, FloatArray, IntArray
 from clefq.parity.statistics.divergences import on_grid, side_values
 from clefq.parity.statistics.flatten import segment_sum
-from clefq.parity.statistics.pairs import PairedSet, Side
+from clefq.parity.statistics.pairs import PairedSet, PairedSide
 from clefq.store.variant_links import (
     ALL,
     TRANSFORMS,
@@ -207,7 +207,10 @@ def _named(
 
 
 def _distance(
-    whole: PairedSet, side: Side, at: tuple[IntArray, IntArray], options: tuple[IntArray, IntArray]
+    whole: PairedSet,
+    side: PairedSide,
+    at: tuple[IntArray, IntArray],
+    options: tuple[IntArray, IntArray],
 ) -> tuple[FloatArray, FloatArray]:
     """Total variation and whether the choice differs, float64 [links] each."""
     counts = whole.option_counts[at[0]]

@@ -13,7 +13,7 @@ import numpy as np
 
 from clefq.parity.statistics.arrays import BoolArray, FloatArray, IntArray
 from clefq.parity.statistics.flatten import segment_sum
-from clefq.parity.statistics.pairs import PairedSet, Side
+from clefq.parity.statistics.pairs import PairedSet, PairedSide
 
 # A margin or probability this close below a threshold counts as reaching it: exp(log(0.75)) −
 # exp(log(0.25)) is not 0.5 to the last bit.
@@ -128,7 +128,7 @@ def question_values(pairs: PairedSet) -> QuestionValues:
     )
 
 
-def side_values(pairs: PairedSet, side: Side) -> SideValues:
+def side_values(pairs: PairedSet, side: PairedSide) -> SideValues:
     """Computes one model's per-question values."""
     start, counts = pairs.option_start, pairs.option_counts
     valid = ~side.failed
@@ -162,7 +162,7 @@ def on_grid(values: FloatArray) -> FloatArray:
     return np.rint(values * GRID) / GRID
 
 
-def floor_log(side: Side) -> float:
+def floor_log(side: PairedSide) -> float:
     """The log-probability that stands in for zero: log(d/2) of a source with quantum d."""
     quantum = side.meta.probability_quantum
     return -math.inf if quantum is None else math.log(quantum / 2)
@@ -175,7 +175,7 @@ def _brier(pairs: PairedSet, probability: FloatArray) -> FloatArray:
     return np.where(has_gold, segment_sum(distance * distance, pairs.option_start), np.nan)
 
 
-def _nll(pairs: PairedSet, side: Side) -> FloatArray:
+def _nll(pairs: PairedSet, side: PairedSide) -> FloatArray:
     has_gold = pairs.gold >= 0
     result = np.full(len(has_gold), np.nan)
     result[has_gold] = -np.maximum(side.logprobs[pairs.gold[has_gold]], floor_log(side))

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from clefq.parity.statistics.arrays import BoolArray, IntArray
-from clefq.parity.statistics.pairs import PairedSet, Side
+from clefq.parity.statistics.pairs import PairedSet, PairedSide
 
 
 def identical_questions(pairs: PairedSet) -> int:
@@ -58,7 +58,7 @@ def is_rounded_copy(pairs: PairedSet) -> bool:
     return bool(apart.max() <= quantum / 2 + 1e-9)
 
 
-def _answer_keys(pairs: PairedSet, sides: tuple[Side, Side]) -> IntArray:
+def _answer_keys(pairs: PairedSet, sides: tuple[PairedSide, PairedSide]) -> IntArray:
     """A hash per question over its id, its options and both models' answers, uint64 [n]."""
     mixed = pd.util.hash_array(pairs.option_code.astype(np.uint64))
     for turn, side in enumerate(sides):

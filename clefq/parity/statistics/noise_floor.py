@@ -26,7 +26,7 @@ from clefq.store.predictions import Predictions
 
 
 @dataclass(frozen=True)
-class NoiseFloor:
+class ReplicateNoise:
     """The baseline against its replicates, beside a candidate.
 
     Attributes:
@@ -138,7 +138,7 @@ class NoiseFloor:
 
 def noise_floor(
     statistics: PairStatistics, baseline: Predictions, replicates: Sequence[Predictions]
-) -> NoiseFloor:
+) -> ReplicateNoise:
     """Compares the baseline with its replicates.
 
     Args:
@@ -155,7 +155,7 @@ def noise_floor(
     paired = tuple(join(baseline, replicate) for replicate in replicates)
     values = tuple(question_values(pairs) for pairs in paired)
     rows = tuple(match_questions(statistics.pairs, pairs) for pairs in paired)
-    return NoiseFloor(_pooled(statistics, paired, values), statistics, paired, values, rows)
+    return ReplicateNoise(_pooled(statistics, paired, values), statistics, paired, values, rows)
 
 
 def _pooled(

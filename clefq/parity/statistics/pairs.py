@@ -47,7 +47,7 @@ class PairingError(PredictionsError):
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class PairedSide:
     """One model's answers, aligned with the questions of a `PairedSet`.
 
     Attributes:
@@ -103,8 +103,8 @@ class PairedSet:
     gold: IntArray
     input_tokens: IntArray
     other_prompt: BoolArray
-    baseline: Side
-    candidate: Side
+    baseline: PairedSide
+    candidate: PairedSide
     variants: Variants | None = None
 
     @property
@@ -140,7 +140,7 @@ class PairedSet:
         order = np.argsort(self.position[part])
         return [str(name) for name in self.option_names[self.option_code[part]][order]]
 
-    def probabilities(self, side: Side, question: int) -> list[float]:
+    def probabilities(self, side: PairedSide, question: int) -> list[float]:
         """One side's probabilities of a question's options, in prompt order; NaN where failed."""
         part = slice(int(self.option_start[question]), int(self.option_start[question + 1]))
         order = np.argsort(self.position[part])
@@ -208,8 +208,8 @@ def _subset(pairs: PairedSet, records: BoolArray) -> PairedSet:
     place = np.cumsum(options) - 1
     gold = pairs.gold[kept]
 
-    def side(whole: Side) -> Side:
-        return Side(
+    def side(whole: PairedSide) -> PairedSide:
+        return PairedSide(
             logprobs=whole.logprobs[options],
             failed=whole.failed[kept],
             truncated_tokens=whole.truncated_tokens[kept],
@@ -391,7 +391,7 @@ class _Joined:
 
     def _side(
         self, which: int, options: SortedOptions, counts: IntArray, meta: PredictionsMeta
-    ) -> Side:
+    ) -> PairedSide:
         rows = self.aligned.rows[which]
         source, destination = gather(options.start, rows, counts)
         logprobs: FloatArray = np.full(int(counts.sum()), np.nan)
@@ -401,7 +401,7 @@ class _Joined:
         present = rows >= 0
         error[present] = self.sides[which].error[rows[present]]
         truncated[present] = self.sides[which].truncated_tokens[rows[present]]
-        return Side(
+        return PairedSide(
             logprobs=logprobs,
             failed=known(error),
             truncated_tokens=truncated,

@@ -16,7 +16,7 @@ import numpy as np
 from clefq.parity.statistics.arrays import BoolArray, FloatArray, IntArray
 from clefq.parity.statistics.divergences import EDGE, QuestionValues
 from clefq.parity.statistics.measures import MEAN, SHARE, Measure
-from clefq.parity.statistics.pairs import PairedSet, Side
+from clefq.parity.statistics.pairs import PairedSet, PairedSide
 
 PER_DECISIONS = 10_000
 PREFIXES = (
@@ -138,7 +138,7 @@ def option_places(pairs: PairedSet, name: str) -> IntArray:
     return result
 
 
-def _acts(side: Side, option: IntArray, threshold: float) -> BoolArray:
+def _acts(side: PairedSide, option: IntArray, threshold: float) -> BoolArray:
     probability = np.exp(side.logprobs[np.maximum(option, 0)])
     # a failed answer is NaN, which reaches no threshold
     return np.asarray(probability >= threshold - EDGE, dtype=np.bool_)

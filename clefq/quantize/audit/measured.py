@@ -66,7 +66,7 @@ def watching(model: Any, modules: Iterable[str]) -> Iterator[dict[str, list[floa
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class MaximaGrowth:
     """How far the maxima still grew with the last tenth of the records.
 
     Attributes:
@@ -88,7 +88,7 @@ class Growth:
         }
 
 
-def growth(maxima: Maxima, records: int) -> Growth | None:
+def growth(maxima: Maxima, records: int) -> MaximaGrowth | None:
     """What the last tenth of the records added; None for fewer than ten records.
 
     Args:
@@ -103,7 +103,7 @@ def growth(maxima: Maxima, records: int) -> Growth | None:
         seen = list(values[:records])
         before = max(seen[: records - last], default=0.0)
         factors.append(max(seen, default=0.0) / before if before else 1.0)
-    return Growth(len(factors), sum(f > 1 for f in factors), max(factors))
+    return MaximaGrowth(len(factors), sum(f > 1 for f in factors), max(factors))
 
 
 def check(

@@ -17,7 +17,7 @@ from clefq.clef.weight_files import open_tensors
 from clefq.plain_files import sha256_file
 from clefq.quantize.audit.report import AuditReport
 from clefq.quantize.finish import identity, loaded_files
-from clefq.quantize.manifest import MANIFEST, read_manifest
+from clefq.quantize.manifest import MANIFEST, read_build_manifest
 from clefq.quantize.values import read_floats, to_bf16
 from clefq.quantize.workers import in_threads
 
@@ -46,7 +46,7 @@ def manifest(report: AuditReport, folder: Path) -> None:
     if not (folder / MANIFEST).is_file():
         report.notes.append("no clefq.json: file hashes are not known.")
         return
-    found = read_manifest(folder)
+    found = read_build_manifest(folder)
     recorded = found.files
     report.looked_at("manifest", len(recorded))
     if found.sha256 != identity(recorded):

@@ -38,7 +38,7 @@ from clefq.quantize.manifest import (
     MANIFEST,
     SCHEMA_VERSION,
     Manifest,
-    read_manifest,
+    read_build_manifest,
     write_manifest,
 )
 from clefq.quantize.repair.refusals import (
@@ -342,7 +342,7 @@ def _copy(
 def _manifest(task: _Task, audit: AuditReport, out: Path, started: float) -> None:
     """A manifest of the mended folder; what the old one said of its making is kept."""
     folder = task.audited.folder
-    old = read_manifest(folder) if (folder / MANIFEST).is_file() else None
+    old = read_build_manifest(folder) if (folder / MANIFEST).is_file() else None
     files = finish.hash_files(out)
     config = task.audited.config.get("quantization_config")
     write_manifest(

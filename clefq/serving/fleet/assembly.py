@@ -12,7 +12,7 @@ from clefq.serving.fleet.devices import check_cores, engine_environments, visibl
 from clefq.serving.fleet.fingerprint import fingerprint
 from clefq.serving.fleet.fleet import Fleet
 from clefq.serving.fleet.process import Launch
-from clefq.serving.fleet.spec import Card, FleetSpec, Timeouts
+from clefq.serving.fleet.spec import FleetSpec, ModelInfo, Timeouts
 from clefq.serving.fleet.wire import Start
 from clefq.serving.fleet.worker import command
 from clefq.serving.http.names import model_names
@@ -51,7 +51,7 @@ class Engines:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FleetPlan:
     """A fleet that has not been started.
 
     Attributes:
@@ -73,7 +73,7 @@ class Plan:
         return Fleet(self.spec, log, on_give_up)
 
 
-def plan_fleet(engines: Engines, environment: Mapping[str, str]) -> Plan:
+def plan_fleet(engines: Engines, environment: Mapping[str, str]) -> FleetPlan:
     """Checks the model and the machine; starts nothing.
 
     Args:
@@ -99,7 +99,7 @@ def plan_fleet(engines: Engines, environment: Mapping[str, str]) -> Plan:
             fingerprint(engines.folder),
         ),
         launches=[Launch(command(), variables) for variables in environments],
-        card=Card(_names(engines), scheme),
+        card=ModelInfo(_names(engines), scheme),
         timeouts=engines.timeouts,
         max_restarts=engines.max_restarts,
         first_alone=bool(gpus) and not engines.settings.eager,
@@ -110,7 +110,7 @@ def plan_fleet(engines: Engines, environment: Mapping[str, str]) -> Plan:
         else f"cores {variables['VLLM_CPU_OMP_THREADS_BIND']}"
         for variables in environments
     ]
-    return Plan(spec, scheme, tuple(places))
+    return FleetPlan(spec, scheme, tuple(places))
 
 
 def _names(engines: Engines) -> tuple[str, ...]:

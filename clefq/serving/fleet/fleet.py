@@ -16,9 +16,9 @@ import numpy as np
 from clefq.clef.checkpoint import checkpoint_sha256
 from clefq.errors import ClefqError
 from clefq.serving.fleet.process import EngineFailed, EngineProcess, Launch, resident_bytes
-from clefq.serving.fleet.queueing import Load, Room, least_loaded, restart_delay
+from clefq.serving.fleet.queueing import EngineLoad, Room, least_loaded, restart_delay
 from clefq.serving.fleet.spec import FleetSpec
-from clefq.serving.fleet.wire import Abort, Answer, Ask, Ready
+from clefq.serving.fleet.wire import Abort, EngineAnswer, EngineAsk, Ready
 from clefq.serving.http.backend import EngineDown, Scores, ServerInfo, State
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ _TOGETHER_SECONDS = 0.002
 class _Request:
     """One prompt on its way."""
 
-    ask: Ask
-    future: asyncio.Future[Answer]
+    ask: EngineAsk
+    future: asyncio.Future[EngineAnswer]
     arrived: float
     tries: int = 0
     sent: float = 0.0
@@ -59,8 +59,8 @@ class _Slot:
     answered: int = 0
     batches: int = 0
 
-    def load(self) -> Load | None:
-        return None if self.ready is None else Load(self.tokens, len(self.requests))
+    def load(self) -> EngineLoad | None:
+        return None if self.ready is None else EngineLoad(self.tokens, len(self.requests))
 
 
 class Fleet:
@@ -139,12 +139,12 @@ class Fleet:
         number = next(self._numbers)
         # pixels are copied here, which takes its time
         ask = (
-            await asyncio.to_thread(Ask.of, number, prompt)
+            await asyncio.to_thread(EngineAsk.of, number, prompt)
             if prompt.images
-            else (Ask.of(number, prompt))
+            else (EngineAsk.of(number, prompt))
         )
         # not the loop's clock, which uvloop keeps in milliseconds
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[EngineAnswer] = asyncio.get_running_loop().create_future()
         request = _Request(ask, future, time.monotonic())
         self._queue.append(request)
         self._idle.clear()
@@ -311,7 +311,7 @@ class Fleet:
         slot.tokens += request.ask.tokens
         slot.process.send(request.ask)
 
-    def _answered(self, slot: _Slot, answer: Answer) -> None:
+    def _answered(self, slot: _Slot, answer: EngineAnswer) -> None:
         now = time.monotonic()
         # answers of one step of the engine arrive together
         slot.batches += now - slot.heard > _TOGETHER_SECONDS or not slot.answered

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clefq.errors import InputError
-from clefq.serving.fleet.assembly import Plan
+from clefq.serving.fleet.assembly import FleetPlan
 from clefq.serving.fleet.fleet import Fleet
 from clefq.serving.fleet.rollover import AdminServer, Rollover
 from clefq.serving.fleet.server import Certificate, FrontServer, Transport, url_of
@@ -42,11 +42,11 @@ class Door:
     token_file: Path | None = None
     further_tokens: tuple[Token, ...] = ()
     admin: socket.socket | None = None
-    replan: Callable[[], Plan] | None = None
+    replan: Callable[[], FleetPlan] | None = None
 
 
 async def run_server(
-    plan: Plan,
+    plan: FleetPlan,
     settings: ServerSettings,
     door: Door,
     on_ready: Callable[[Fleet, str], None],

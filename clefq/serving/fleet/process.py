@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from clefq.errors import ClefqError
-from clefq.serving.fleet.wire import Answer, Channel, Failed, Message, Ready, Start, Stop
+from clefq.serving.fleet.wire import Channel, EngineAnswer, Failed, Message, Ready, Start, Stop
 
 # Lines of an engine's output that are kept, and that are shown when it dies.
 _KEPT_LINES = 400
@@ -69,7 +69,7 @@ class EngineProcess:
         self,
         number: int,
         launch: Launch,
-        on_answer: Callable[[Answer], None],
+        on_answer: Callable[[EngineAnswer], None],
         on_line: Callable[[str], None],
         *,
         verbose: bool = False,
@@ -120,7 +120,7 @@ class EngineProcess:
     async def listen(self) -> EngineFailed:
         """Hands on answers until the engine is gone; says why it went."""
         while (message := await self._receive()) is not None:
-            if isinstance(message, Answer):
+            if isinstance(message, EngineAnswer):
                 self._on_answer(message)
             elif isinstance(message, Failed):
                 self._failure = message

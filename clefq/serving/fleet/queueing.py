@@ -36,7 +36,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class EngineLoad:
     """What an engine has in flight.
 
     Attributes:
@@ -48,7 +48,7 @@ class Load:
     requests: int
 
 
-def least_loaded(loads: Sequence[Load | None], tokens: int, room: Room) -> int | None:
+def least_loaded(loads: Sequence[EngineLoad | None], tokens: int, room: Room) -> int | None:
     """The engine for a prompt: the one with the fewest tokens in flight that has room for it.
 
     Args:
@@ -69,7 +69,7 @@ def least_loaded(loads: Sequence[Load | None], tokens: int, room: Room) -> int |
     return best
 
 
-def _fits(load: Load, tokens: int, room: Room) -> bool:
+def _fits(load: EngineLoad, tokens: int, room: Room) -> bool:
     if load.requests == 0:
         return True
     return load.requests < room.requests and load.tokens + tokens <= room.tokens

@@ -17,10 +17,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from clefq.errors import ClefqError, InputError
-from clefq.serving.fleet.assembly import Plan
+from clefq.serving.fleet.assembly import FleetPlan
 from clefq.serving.fleet.fleet import Fleet
 from clefq.serving.fleet.server import FrontServer
-from clefq.serving.http.service import Model, Service
+from clefq.serving.http.service import ServedModel, Service
 from clefq.serving.prompts import PromptMaker
 
 RELOAD = "/reload"
@@ -44,7 +44,7 @@ class Rollover:
         self,
         service: Service,
         server: FrontServer,
-        replan: Callable[[], Plan],
+        replan: Callable[[], FleetPlan],
         log: Callable[[str], None],
     ) -> None:
         self._service = service
@@ -85,7 +85,7 @@ class Rollover:
         self._log("another model: starting its engines beside the old ones.")
         try:
             await new.start()
-            model = Model(new, await asyncio.to_thread(self._prompts, plan))
+            model = ServedModel(new, await asyncio.to_thread(self._prompts, plan))
             await self._service.warm_model(model)
         except BaseException:
             await new.close()
@@ -100,12 +100,12 @@ class Rollover:
         task.add_done_callback(self._draining.discard)
         return new
 
-    async def _retire(self, model: Model, fleet: Fleet) -> None:
+    async def _retire(self, model: ServedModel, fleet: Fleet) -> None:
         """Ends engines once all that was asked of them is answered, what is still read included."""
         await self._service.released(model)
         await fleet.drain()
 
-    def _prompts(self, plan: Plan) -> PromptMaker:
+    def _prompts(self, plan: FleetPlan) -> PromptMaker:
         start = plan.spec.start
         escape = self._service.settings.escape_special_tokens
         return PromptMaker(start.folder, start.settings.max_images, escape_special_tokens=escape)
@@ -115,7 +115,7 @@ class Rollover:
             self._server.fail(error)
 
 
-def check_room(plan: Plan, running: Fleet) -> None:
+def check_room(plan: FleetPlan, running: Fleet) -> None:
     """Refuses a second set of engines where there is no memory for it.
 
     Raises:

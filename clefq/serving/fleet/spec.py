@@ -39,7 +39,7 @@ class Timeouts:
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class ModelInfo:
     """What is known of the model before an engine runs.
 
     Attributes:
@@ -69,7 +69,7 @@ class FleetSpec:
 
     start: Start
     launches: Sequence[Launch]
-    card: Card
+    card: ModelInfo
     timeouts: Timeouts = Timeouts()
     first_alone: bool = False
     max_restarts: int = 10

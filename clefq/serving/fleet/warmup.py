@@ -14,7 +14,7 @@ from typing import Any
 from clefq.clef.encoding import EncodeSpec
 from clefq.clef.records import Record, parse_record
 from clefq.errors import InputError
-from clefq.serving.fleet.wire import Ask
+from clefq.serving.fleet.wire import EngineAsk
 from clefq.serving.prompts import PromptMaker
 from clefq.serving.settings import ServeSettings
 
@@ -23,7 +23,9 @@ _LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _PICTURES = ((64, 64), (1024, 768), (600, 1400))
 
 
-def warmup_prompts(folder: Path, settings: ServeSettings, *, cpu: bool) -> Iterator[list[Ask]]:
+def warmup_prompts(
+    folder: Path, settings: ServeSettings, *, cpu: bool
+) -> Iterator[list[EngineAsk]]:
     """Groups of prompts; those of one group run at the same time.
 
     Args:
@@ -45,17 +47,17 @@ def warmup_prompts(folder: Path, settings: ServeSettings, *, cpu: bool) -> Itera
         yield from _with_images(maker, settings, _PICTURES[:1] if cpu else _PICTURES)
 
 
-def _asks(maker: PromptMaker, records: Sequence[Record], length: int) -> Iterator[Ask]:
+def _asks(maker: PromptMaker, records: Sequence[Record], length: int) -> Iterator[EngineAsk]:
     spec = EncodeSpec(length, truncate_state=True)
     for number, record in enumerate(records):
         # where the questions alone are longer than the limit, no request can have them either
         with suppress(InputError):
-            yield Ask.of(-1 - number, maker.prompt(record, (), spec))
+            yield EngineAsk.of(-1 - number, maker.prompt(record, (), spec))
 
 
 def _with_images(
     maker: PromptMaker, settings: ServeSettings, sizes: Sequence[tuple[int, int]]
-) -> Iterator[list[Ask]]:
+) -> Iterator[list[EngineAsk]]:
     from PIL import Image
 
     for size in sizes:
@@ -64,7 +66,7 @@ def _with_images(
             record = _record("short", words=40, images=count)
             with suppress(InputError):
                 prompt = maker.prompt(record, images, EncodeSpec(settings.max_length))
-                yield [Ask.of(-1, prompt)]
+                yield [EngineAsk.of(-1, prompt)]
 
 
 def _record(kind: str, *, words: int, images: int = 0) -> Record:

@@ -61,7 +61,7 @@ class Pixels:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class EngineAsk:
     """To the engine: one prompt.
 
     Attributes:
@@ -81,7 +81,7 @@ class Ask:
     options: int
 
     @classmethod
-    def of(cls, number: int, prompt: Prompt) -> Ask:
+    def of(cls, number: int, prompt: Prompt) -> EngineAsk:
         """The message for a prompt."""
         encoded = prompt.encoded
         return cls(
@@ -143,7 +143,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class EngineAnswer:
     """From the engine: the logits of one prompt.
 
     Attributes:
@@ -159,7 +159,7 @@ class Answer:
     refused: str | None = None
 
 
-Message = Start | Ask | Abort | Stop | Ready | Failed | Answer
+Message = Start | EngineAsk | Abort | Stop | Ready | Failed | EngineAnswer
 
 
 class Channel:

@@ -23,7 +23,16 @@ from clefq.errors import ClefqError
 from clefq.serving.fleet.client import encode
 from clefq.serving.fleet.fingerprint import check_unchanged
 from clefq.serving.fleet.warmup import warmup_prompts
-from clefq.serving.fleet.wire import Abort, Answer, Ask, Channel, Failed, Ready, Start, Stop
+from clefq.serving.fleet.wire import (
+    Abort,
+    Channel,
+    EngineAnswer,
+    EngineAsk,
+    Failed,
+    Ready,
+    Start,
+    Stop,
+)
 
 # Imported by vLLM in its own processes, and asked there by name.
 EXTENSION = "clefq.serving.fleet.inspection.Inspection"
@@ -94,7 +103,7 @@ class Worker:
                 return
             if message is None:
                 end_group()
-            if isinstance(message, Ask):
+            if isinstance(message, EngineAsk):
                 self._tasks[message.number] = asyncio.create_task(self._answer(message))
             elif isinstance(message, Abort) and message.number in self._tasks:
                 self._tasks[message.number].cancel()
@@ -103,17 +112,17 @@ class Worker:
         while not self._engine.errored:
             await asyncio.sleep(_HEALTH_SECONDS)
 
-    async def _answer(self, ask: Ask) -> None:
+    async def _answer(self, ask: EngineAsk) -> None:
         try:
             flat, tokens = await self._encode(ask)
-            self._channel.send(Answer(ask.number, flat.tobytes(), tokens))
+            self._channel.send(EngineAnswer(ask.number, flat.tobytes(), tokens))
         except Exception as error:  # of this request, or the engine is dead and `_serve` ends
             if not self._engine.errored:
-                self._channel.send(Answer(ask.number, b"", ask.tokens, refused=_line(error)))
+                self._channel.send(EngineAnswer(ask.number, b"", ask.tokens, refused=_line(error)))
         finally:
             del self._tasks[ask.number]
 
-    async def _encode(self, ask: Ask) -> Any:
+    async def _encode(self, ask: EngineAsk) -> Any:
         from PIL import Image
 
         images = [Image.frombytes("RGB", image.size, image.data) for image in ask.images]

@@ -29,7 +29,7 @@ class Style:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class TokenUsage:
     """Tokens of a request.
 
     Attributes:
@@ -45,7 +45,7 @@ def response_body(
     model: str,
     questions: tuple[Question, ...],
     logits: Mapping[str, NDArray[Any]],
-    usage: Usage,
+    usage: TokenUsage,
     style: Style,
 ) -> dict[str, Any]:
     """The body of a 200 response.

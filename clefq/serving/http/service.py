@@ -21,7 +21,7 @@ from clefq.clef.json_values import Fault, render
 from clefq.errors import InputError, RecordError
 from clefq.serving.http import errors
 from clefq.serving.http.admission import Admission, Ticket
-from clefq.serving.http.answers import Style, Usage, encode_json, response_body
+from clefq.serving.http.answers import Style, TokenUsage, encode_json, response_body
 from clefq.serving.http.backend import Backend, EngineDown, Scores
 from clefq.serving.http.body import BodyForm, check_head, decompress
 from clefq.serving.http.clients import Clients
@@ -68,7 +68,7 @@ class _Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ServedModel:
     """What answers, changed as a whole: a prompt is for the engines of its own checkpoint.
 
     Attributes:
@@ -97,7 +97,7 @@ class Service:
         settings: ServerSettings,
         registry: CollectorRegistry | None = None,
     ) -> None:
-        self.model = Model(backend, prompts)
+        self.model = ServedModel(backend, prompts)
         self._users: Counter[int] = Counter()
         self._freed = asyncio.Event()
         self.settings = settings
@@ -131,7 +131,7 @@ class Service:
         gc.collect()
         gc.freeze()
 
-    async def warm_model(self, model: Model) -> None:
+    async def warm_model(self, model: ServedModel) -> None:
         """Loads what the first image of a model would otherwise wait for.
 
         Raises:
@@ -164,7 +164,7 @@ class Service:
         self._check_host(headers)
         return self.clients.token_of(headers).name
 
-    def check_open(self, model: Model | None = None) -> None:
+    def check_open(self, model: ServedModel | None = None) -> None:
         """Whether requests are taken now.
 
         Raises:
@@ -203,7 +203,7 @@ class Service:
         return Response(body, media_type="application/json")
 
     @contextmanager
-    def _using(self, model: Model) -> Iterator[Model]:
+    def _using(self, model: ServedModel) -> Iterator[ServedModel]:
         """Counts a request to a model, from its choice on: it may be encoded for long."""
         self._users[id(model)] += 1
         try:
@@ -212,7 +212,7 @@ class Service:
             self._users[id(model)] -= 1
             self._freed.set()
 
-    async def released(self, model: Model) -> None:
+    async def released(self, model: ServedModel) -> None:
         """Returns once no request is for a model any more that is no longer `self.model`."""
         while self._users[id(model)]:
             self._freed.clear()
@@ -236,7 +236,7 @@ class Service:
 
     async def _prepare_all(
         self,
-        model: Model,
+        model: ServedModel,
         raw: bytes,
         form: BodyForm,
         dialect: Dialect,
@@ -273,7 +273,7 @@ class Service:
         return Style(self.dialect(headers), full)
 
     def _prepare(
-        self, model: Model, raw: bytes, form: BodyForm, dialect: Dialect, ticket: Ticket
+        self, model: ServedModel, raw: bytes, form: BodyForm, dialect: Dialect, ticket: Ticket
     ) -> _Prepared:
         limits = self.settings.limits
         text = decompress(raw, form.encoding, limits.max_body_bytes)
@@ -308,7 +308,7 @@ class Service:
             raise _encode_fault(error, "images") from error
 
     async def _score(
-        self, request: Request, model: Model, prompt: Prompt, seen: Observation
+        self, request: Request, model: ServedModel, prompt: Prompt, seen: Observation
     ) -> Scores:
         scoring = asyncio.ensure_future(model.backend.score(prompt, seen.id))
         gone = asyncio.ensure_future(_disconnected(request))
@@ -334,7 +334,7 @@ class Service:
         seen.stages["engine"] = scores.engine_seconds
         return scores
 
-    def _body(self, model: Model, prepared: _Prepared, scores: Scores, style: Style) -> bytes:
+    def _body(self, model: ServedModel, prepared: _Prepared, scores: Scores, style: Style) -> bytes:
         encoded = prepared.prompt.encoded
         try:
             logits = split_flat(scores.flat, encoded)
@@ -343,7 +343,7 @@ class Service:
                 raise
             message = "the engine cannot place these questions in the prompt"
             raise ApiError.of(errors.INVALID_REQUEST, message, "questions") from error
-        usage = Usage(scores.input_tokens, encoded.truncated_tokens)
+        usage = TokenUsage(scores.input_tokens, encoded.truncated_tokens)
         given = prepared.ask.model
         # the release repeats the request's name, the hosted API states the model behind it
         name = given if given and style.dialect == "release" else model.backend.info.names[0]

@@ -43,7 +43,7 @@ def clefq(monkeypatch: pytest.MonkeyPatch) -> Clefq:
             return int(stopped.code or 0)
         return 0
 
-    monkeypatch.setattr("clefq.parity.run.RESAMPLES", 1000)
+    monkeypatch.setattr("clefq.parity.comparison.RESAMPLES", 1000)
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     return call
 

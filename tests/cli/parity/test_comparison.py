@@ -14,7 +14,7 @@ from clefq.cli.comparison import Request
 from clefq.console import Console
 from clefq.engines.predict import PredictJob
 from clefq.errors import InputError, PredictionsError
-from clefq.names.run import RunFolder
+from clefq.names.run_folder import RunFolder
 from clefq.nano import WEIGHTS
 from clefq.quantize.manifest import Manifest, write_manifest
 from tests.cli.parity.conftest import Clefq
@@ -243,7 +243,7 @@ def test_two_folders_of_one_name_are_told_apart(
 
 
 def manifest_sha(folder: Path) -> str:
-    from clefq.names.run import manifest_of
+    from clefq.names.run_folder import manifest_of
 
     return manifest_of(folder / "sets" / "synthetic").sha256
 

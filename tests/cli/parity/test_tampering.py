@@ -170,7 +170,7 @@ def test_copies_that_only_the_set_shows_are_known_when_judged_again(
     def with_copies(path: Path) -> SetTruth:
         return replace(read_truth(path), copies=100)
 
-    monkeypatch.setattr("clefq.parity.run.read_truth", with_copies)
+    monkeypatch.setattr("clefq.parity.comparison.read_truth", with_copies)
     assert clefq("parity", "--baseline", "bf16", "--quiet") == 3
     assert "copies" in document(run_folder)["verdict"]["reasons"][0]
     assert clefq("gate", "report", "--quiet") == 3

@@ -10,8 +10,8 @@ from clefq.parity.gates.judging import GateResult
 from clefq.parity.gates.schema import BoundBaseline, BoundSet, Gate, GateFile
 from clefq.parity.gates.verdict import (
     Coverage,
-    Evidence,
     Verdict,
+    VerdictInputs,
     caps,
     draw_verdict,
     worst,
@@ -31,8 +31,8 @@ def result(status: str, name: str = "g", *, required: bool = True, needed: int |
     )  # fmt: skip
 
 
-def evidence(*results: GateResult, **changes: object) -> Evidence:
-    base = Evidence(GATES, tuple(results), FULL, meta("bf16"), meta("fp8"))
+def evidence(*results: GateResult, **changes: object) -> VerdictInputs:
+    base = VerdictInputs(GATES, tuple(results), FULL, meta("bf16"), meta("fp8"))
     return replace(base, **changes)
 
 

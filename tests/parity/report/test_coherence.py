@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from clefq.parity.comparison import SetJob, judge_set, load_spec
 from clefq.parity.gates.files import load_gates
 from clefq.parity.plan_gates import plan_from_report
 from clefq.parity.rejudge import rejudge
 from clefq.parity.report.coherence import coherence_rows
 from clefq.parity.report.files import REPORT_FILE
-from clefq.parity.run import SetJob, judge_set, load_spec
 from clefq.store.predictions import write_predictions
 from clefq.store.sets import SetDraft, write_set
 from tests.parity.coherent import coherent, first_option, predictions, records

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from clefq.errors import ClefqError, MissingDependencyError
+from clefq.parity.comparison import FROM_PREDICTIONS, provenance
 from clefq.parity.report.files import ReportSpec, write_reports
 from clefq.parity.report.mlflow_runs import DIGEST, log_reports, run_metrics, run_params
 from clefq.parity.report.parity_json import read_parity
 from clefq.parity.report.summary import Sizes
-from clefq.parity.run import FROM_PREDICTIONS, provenance
 from tests.parity.factory import Design, make_pair
 from tests.parity.test_labels import judge
 

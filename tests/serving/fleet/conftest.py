@@ -15,7 +15,7 @@ import pytest
 from clefq.clef.encoding import Encoded, EncodedQuestion
 from clefq.serving.fleet.fleet import Fleet
 from clefq.serving.fleet.process import Launch
-from clefq.serving.fleet.spec import Card, FleetSpec, Timeouts
+from clefq.serving.fleet.spec import FleetSpec, ModelInfo, Timeouts
 from clefq.serving.fleet.wire import Start
 from clefq.serving.runtime import Prompt
 from clefq.serving.settings import ServeSettings
@@ -55,7 +55,7 @@ def make_fleet(log: Log) -> MakeFleet:
             for fake in fakes
         ]
         start = Start(Path("model"), settings)
-        return Fleet(FleetSpec(start, launches, Card(("m",), "bf16"), timeouts), log.append)
+        return Fleet(FleetSpec(start, launches, ModelInfo(("m",), "bf16"), timeouts), log.append)
 
     return make
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import clefq.nano
 from clefq.errors import ClefqError
 from clefq.serving.fleet import front
-from clefq.serving.fleet.assembly import Plan
+from clefq.serving.fleet.assembly import FleetPlan
 from clefq.serving.fleet.fingerprint import fingerprint
 from clefq.serving.fleet.front import Door, run_server
 from clefq.serving.fleet.process import Launch
 from clefq.serving.fleet.server import Address, Certificate, listen
-from clefq.serving.fleet.spec import Card, FleetSpec, Timeouts
+from clefq.serving.fleet.spec import FleetSpec, ModelInfo, Timeouts
 from clefq.serving.fleet.wire import Start
 from clefq.serving.http.logs import log_to
 from clefq.serving.http.settings import ServerSettings
@@ -49,11 +49,11 @@ async def main(port: int, fakes: list[str]) -> int:
     launches = [Launch(COMMAND, {**os.environ, "FAKE": json.dumps(json.loads(f))}) for f in fakes]
     timeouts = Timeouts(start=20, request=20, stall=20, stop=5)
 
-    def plan() -> Plan:
+    def plan() -> FleetPlan:
         settings = ServeSettings(max_length=2048, max_images=0)
         start = Start(folder, settings, fingerprint=fingerprint(folder))
-        spec = FleetSpec(start, launches, Card(("nano",), "bf16"), timeouts, max_restarts=1)
-        return Plan(spec, "bf16", ())
+        spec = FleetSpec(start, launches, ModelInfo(("nano",), "bf16"), timeouts, max_restarts=1)
+        return FleetPlan(spec, "bf16", ())
 
     tokens = named("TOKEN_FILE")
     settings = ServerSettings(

@@ -22,7 +22,16 @@ import numpy as np
 
 from clefq.errors import ClefqError
 from clefq.serving.fleet.fingerprint import check_unchanged
-from clefq.serving.fleet.wire import Abort, Answer, Ask, Channel, Failed, Ready, Start, Stop
+from clefq.serving.fleet.wire import (
+    Abort,
+    Channel,
+    EngineAnswer,
+    EngineAsk,
+    Failed,
+    Ready,
+    Start,
+    Stop,
+)
 from clefq.serving.fleet.worker import end_group, end_with
 
 FAKE = json.loads(os.environ.get("FAKE", "{}"))
@@ -40,17 +49,17 @@ def logits(token_ids: tuple[int, ...], options: int) -> np.ndarray:
     return np.resize(np.asarray(token_ids, dtype=np.float32), options)
 
 
-async def answer(channel: Channel, ask: Ask) -> None:
+async def answer(channel: Channel, ask: EngineAsk) -> None:
     if FAKE.get("die_on") in ask.token_ids:
         os.kill(os.getpid(), signal.SIGKILL)
     if FAKE.get("hang_on") in ask.token_ids:
         await asyncio.sleep(3600)
     await asyncio.sleep(FAKE.get("delay", 0))
     if FAKE.get("refuse_on") in ask.token_ids:
-        channel.send(Answer(ask.number, b"", ask.tokens, refused="not today"))
+        channel.send(EngineAnswer(ask.number, b"", ask.tokens, refused="not today"))
         return
     flat = logits(ask.token_ids, ask.options)
-    channel.send(Answer(ask.number, flat.tobytes(), ask.tokens))
+    channel.send(EngineAnswer(ask.number, flat.tobytes(), ask.tokens))
 
 
 async def main(end: socket.socket) -> int:
@@ -84,7 +93,7 @@ async def main(end: socket.socket) -> int:
                 continue
             print("taken apart", flush=True)
             return 0
-        if isinstance(message, Ask):
+        if isinstance(message, EngineAsk):
             tasks[message.number] = asyncio.create_task(answer(channel, message))
         if isinstance(message, Abort):
             mark("abort")

@@ -20,7 +20,7 @@ from clefq.serving.fleet import fleet as fleet_module
 from clefq.serving.fleet import process as process_module
 from clefq.serving.fleet.fleet import Fleet
 from clefq.serving.fleet.process import Launch
-from clefq.serving.fleet.spec import Card, FleetSpec
+from clefq.serving.fleet.spec import FleetSpec, ModelInfo
 from clefq.serving.fleet.wire import Start
 from clefq.serving.http.backend import EngineDown, Scores
 from clefq.serving.settings import ServeSettings
@@ -401,7 +401,7 @@ def test_stopping_while_it_starts(make_fleet: MakeFleet) -> None:
 def gauge_names() -> set[str]:
     """Names of a fleet's gauges, without labels; some come with its processes."""
     spec = FleetSpec(
-        Start(Path("model"), ServeSettings()), [Launch(("true",), {})], Card(("m",), "bf16")
+        Start(Path("model"), ServeSettings()), [Launch(("true",), {})], ModelInfo(("m",), "bf16")
     )
     names = {name.partition("{")[0] for name in Fleet(spec, lambda line: None).gauges()}
     return names | {"engine_memory_bytes"}

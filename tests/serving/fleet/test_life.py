@@ -22,13 +22,13 @@ import clefq.nano
 from clefq.clef.checkpoint import checkpoint_sha256
 from clefq.errors import CheckpointError, InputError
 from clefq.serving.fleet import rollover
-from clefq.serving.fleet.assembly import Plan
+from clefq.serving.fleet.assembly import FleetPlan
 from clefq.serving.fleet.fingerprint import check_unchanged, fingerprint
 from clefq.serving.fleet.fleet import Fleet
 from clefq.serving.fleet.process import Launch
 from clefq.serving.fleet.rollover import check_room
 from clefq.serving.fleet.server import Certificate
-from clefq.serving.fleet.spec import Card, FleetSpec
+from clefq.serving.fleet.spec import FleetSpec, ModelInfo
 from clefq.serving.fleet.wire import Start
 from clefq.serving.settings import ServeSettings
 from tests.serving.fleet.test_server import Server, body, engine_pids, free_port, serving
@@ -193,15 +193,15 @@ def test_another_model_takes_over_without_a_gap(
 
 def test_two_models_must_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     start = Start(NANO, ServeSettings(gpu_memory=0.6))
-    spec = FleetSpec(start, [Launch(("true",), {})], Card(("m",), "bf16"))
+    spec = FleetSpec(start, [Launch(("true",), {})], ModelInfo(("m",), "bf16"))
     running = Fleet(spec, lambda line: None)
     with pytest.raises(InputError, match=r"two engines do not fit on a GPU: each takes 0\.6"):
-        check_room(Plan(spec, "bf16", ("GPU 0",)), running)
-    check_room(Plan(spec, "bf16", ("cores 0",)), running)
+        check_room(FleetPlan(spec, "bf16", ("GPU 0",)), running)
+    check_room(FleetPlan(spec, "bf16", ("cores 0",)), running)
     monkeypatch.setattr(rollover, "available_bytes", lambda: 11 << 30)
     monkeypatch.setattr(running, "gauges", lambda: {"engine_memory_bytes{0}": 10 << 30})
     with pytest.raises(InputError, match=r"the first holds 10\.0 GiB, 11\.0 GiB are free"):
-        check_room(Plan(spec, "bf16", ("cores 0",)), running)
+        check_room(FleetPlan(spec, "bf16", ("cores 0",)), running)
 
 
 @pytest.fixture(scope="module")

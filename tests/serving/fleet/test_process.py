@@ -12,7 +12,7 @@ from PIL import Image
 
 from clefq.clef.encoding import Encoded, EncodedQuestion
 from clefq.serving.fleet.process import root_cause
-from clefq.serving.fleet.wire import Abort, Answer, Ask, Channel, Pixels, Stop
+from clefq.serving.fleet.wire import Abort, Channel, EngineAnswer, EngineAsk, Pixels, Stop
 from clefq.serving.layout import parse_layout
 from clefq.serving.runtime import Prompt
 from tests.serving.fleet.conftest import prompt, run
@@ -41,7 +41,7 @@ def test_a_prompt_with_images_on_the_wire() -> None:
     picture = Image.frombytes("RGB", (3, 2), bytes(range(18)))
     question = EncodedQuestion("q", 1, (6, 7), ("a", "b"), ((7, 8), (8, 9)))
     encoded = Encoded("r", (1, 9, 9, 9, 9, 2, 3, 4, 5), (question,), 0)
-    ask = Ask.of(5, Prompt(encoded, (picture,), (1, 9, 2, 3, 4, 5)))
+    ask = EngineAsk.of(5, Prompt(encoded, (picture,), (1, 9, 2, 3, 4, 5)))
     assert (ask.token_ids, ask.tokens, ask.options) == ((1, 9, 2, 3, 4, 5), 9, 2)
     assert Image.frombytes("RGB", ask.images[0].size, ask.images[0].data).tobytes() == bytes(
         range(18)
@@ -54,7 +54,12 @@ def test_messages_arrive_whole_and_in_order() -> None:
     async def body() -> None:
         left, right = socket.socketpair()
         here, there = await Channel.over(left), await Channel.over(right)
-        sent = [Ask.of(1, prompt(7, 20_000)), Abort(1), Answer(1, b"x" * 3_000_000, 5), Stop()]
+        sent = [
+            EngineAsk.of(1, prompt(7, 20_000)),
+            Abort(1),
+            EngineAnswer(1, b"x" * 3_000_000, 5),
+            Stop(),
+        ]
         for message in sent:
             here.send(message)
         assert [await there.receive() for _ in sent] == sent
@@ -76,7 +81,7 @@ def test_pixels_arrive_as_they_were() -> None:
         images = tuple(
             Pixels((size, 2), random.Random(size).randbytes(6 * size)) for size in (1, 9, 400_000)
         )
-        ask = replace(Ask.of(1, prompt(7)), images=images)
+        ask = replace(EngineAsk.of(1, prompt(7)), images=images)
         here.send(ask)
         here.send(Stop())
         assert await there.receive() == ask

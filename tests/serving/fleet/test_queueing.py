@@ -5,17 +5,19 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clefq.serving.fleet.queueing import Load, Room, least_loaded, restart_delay
+from clefq.serving.fleet.queueing import EngineLoad, Room, least_loaded, restart_delay
 from clefq.serving.settings import ServeSettings
 
 LOADS = st.lists(
-    st.none() | st.builds(Load, st.integers(0, 400), st.integers(0, 5)), min_size=0, max_size=5
+    st.none() | st.builds(EngineLoad, st.integers(0, 400), st.integers(0, 5)),
+    min_size=0,
+    max_size=5,
 )
 
 
 @given(LOADS, st.integers(1, 300))
 def test_the_chosen_engine_has_room_and_no_other_has_less_to_do(
-    loads: list[Load | None], tokens: int
+    loads: list[EngineLoad | None], tokens: int
 ) -> None:
     room = Room(tokens=300, requests=4)
     free = {
@@ -33,8 +35,8 @@ def test_the_chosen_engine_has_room_and_no_other_has_less_to_do(
 
 
 def test_an_idle_engine_takes_any_prompt() -> None:
-    assert least_loaded([None, Load(0, 0)], 10_000, Room(10, 1)) == 1
-    assert least_loaded([Load(1, 1)], 10_000, Room(10, 2)) is None
+    assert least_loaded([None, EngineLoad(0, 0)], 10_000, Room(10, 1)) == 1
+    assert least_loaded([EngineLoad(1, 1)], 10_000, Room(10, 2)) is None
     assert least_loaded([], 1, Room(10, 1)) is None
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from clefq.clef.records import Question
 from clefq.serving.http.answers import (
     Style,
-    Usage,
+    TokenUsage,
     confidence,
     encode_json,
     response_body,
@@ -90,7 +90,7 @@ def test_float32_softmax_decides_the_fourth_decimal() -> None:
     apart = 0
     for logits in rng.normal(size=(20_000, 2)).astype(np.float32):
         expected = round(torch.from_numpy(logits).softmax(-1).tolist()[0], 4)
-        body = response_body("m", (question,), {"q": logits}, Usage(1), Style("release"))
+        body = response_body("m", (question,), {"q": logits}, TokenUsage(1), Style("release"))
         assert body["answers"]["q"]["noul"] == expected
         wide = np.exp(logits.astype(np.float64))
         apart += round(float(wide[0] / wide.sum()), 4) != expected
@@ -146,17 +146,17 @@ def test_zero_probabilities_are_answered_and_nan_is_not() -> None:
     question = Question("q", "noul")
     for style in (Style("release"), Style("typesafe")):
         sure = np.array([0.0, -np.inf], dtype=np.float32)
-        body = response_body("m", (question,), {"q": sure}, Usage(1), style)
+        body = response_body("m", (question,), {"q": sure}, TokenUsage(1), style)
         assert body["answers"]["q"]["noul"] == 1
         for bad in ([np.nan, 0.0], [np.inf, 0.0], [-np.inf, -np.inf]):
             with pytest.raises(ValueError, match="not finite"):
-                response_body("m", (question,), {"q": np.array(bad)}, Usage(1), style)
+                response_body("m", (question,), {"q": np.array(bad)}, TokenUsage(1), style)
 
 
 def test_truncation_shows_only_where_there_was_any() -> None:
     question = Question("q", "noul")
     logits = {"q": np.zeros(2, dtype=np.float32)}
-    plain = response_body("m", (question,), logits, Usage(5), Style("release"))
-    cut = response_body("m", (question,), logits, Usage(5, 7), Style("release"))
+    plain = response_body("m", (question,), logits, TokenUsage(5), Style("release"))
+    cut = response_body("m", (question,), logits, TokenUsage(5, 7), Style("release"))
     assert encode_json(plain["usage"]) == b'{"input_tokens":5,"output_tokens":0}'
     assert cut["usage"] == {"input_tokens": 5, "output_tokens": 0, "x_truncated_tokens": 7}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from clefq.errors import InputError
-from clefq.names.run import RunFolder
+from clefq.names.run_folder import RunFolder
 
 
 def test_names_and_paths(tmp_path: Path) -> None:
