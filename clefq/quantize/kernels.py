@@ -40,6 +40,17 @@ def absmax(weight: torch.Tensor) -> torch.Tensor:
     return torch.maximum(-low, high)
 
 
+def row_absmax(rows: torch.Tensor) -> torch.Tensor:
+    """Largest magnitude along the last dimension, which is left out; in the dtype of `rows`.
+
+    Without their sign, the bits of 16-bit floats order as integers do, and those are compared many
+    times as fast.
+    """
+    if rows.dtype.itemsize != 2:
+        return rows.abs().amax(-1)
+    return (rows.view(torch.int16) & 0x7FFF).amax(-1).view(rows.dtype)
+
+
 def global_scale(largest: torch.Tensor) -> torch.Tensor:
     """The NVFP4 global scale (a divisor) of everything whose largest magnitude is `largest`.
 
@@ -71,8 +82,8 @@ def nvfp4_rows(
         `[rows, columns / 16]`, E4M3.
     """
     groups = weight.unflatten(-1, (-1, NVFP4_GROUP))
-    low, high = torch.aminmax(groups, dim=-1)
-    scales, _ = calculate_qparams(low, high, args, global_scale=divisor)
+    largest = row_absmax(groups)
+    scales, _ = calculate_qparams(-largest, largest, args, global_scale=divisor)
     if args.observer == SEARCH_OBSERVER:
         scales = searched_scales(groups, scales.to(FP8), divisor)
     # the library keeps scales in the model's dtype in between; E4M3 values survive that
@@ -112,8 +123,8 @@ def fp8_rows(weight: torch.Tensor, args: Any) -> tuple[torch.Tensor, torch.Tenso
     Returns:
         Codes `[rows, columns]`, E4M3; scales `[rows, 1]` in the model's dtype.
     """
-    low, high = torch.aminmax(weight, dim=-1, keepdim=True)
-    scales, _ = calculate_qparams(low, high, args)
+    largest = row_absmax(weight).unsqueeze(-1)
+    scales, _ = calculate_qparams(-largest, largest, args)
     return fp8_codes(weight, scales), scales
 
 
@@ -170,8 +181,8 @@ def int8_rows(weight: torch.Tensor, args: Any) -> tuple[torch.Tensor, torch.Tens
     Returns:
         Codes `[rows, columns]`, I8, -128 to 127; scales `[rows, 1]` in the model's dtype.
     """
-    low, high = torch.aminmax(weight, dim=-1, keepdim=True)
-    scales, _ = calculate_qparams(low, high, args)
+    largest = row_absmax(weight).unsqueeze(-1)
+    scales, _ = calculate_qparams(-largest, largest, args)
     return (weight / scales).round_().clamp_(-128, 127).to(torch.int8), scales
 
 
@@ -187,8 +198,8 @@ def int4_rows(weight: torch.Tensor, args: Any) -> tuple[torch.Tensor, torch.Tens
         scales `[rows, groups]` in the model's dtype.
     """
     groups = weight.unflatten(-1, (-1, args.group_size))
-    low, high = torch.aminmax(groups, dim=-1)
-    scales, _ = calculate_qparams(low, high, args)
+    largest = row_absmax(groups)
+    scales, _ = calculate_qparams(-largest, largest, args)
     codes = (groups / scales.unsqueeze(-1)).round_().clamp_(-8, 7).to(torch.int8).flatten(-2)
     return pack_int4(codes), scales
 

@@ -493,7 +493,11 @@ def _verify(partial: Path, work: Work, config: Mapping[str, Any]) -> AuditReport
         AuditError: A rule is broken.
     """
     report = audit_checkpoint(
-        partial, work.source.folder, config=config, allow_vanished=work.spec.allow_vanished
+        partial,
+        work.source.folder,
+        config=config,
+        allow_vanished=work.spec.allow_vanished,
+        device=work.device,
     )
     if not report.passed:
         lines = [f"{b.check}: {b.subject} {b.message}" for b in report.breaches]

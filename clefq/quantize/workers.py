@@ -16,7 +16,9 @@ def default_workers() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def in_threads(function: Callable[[A], B], items: Iterable[A]) -> Iterator[B]:
-    """The function's results in the order of the items, computed by one thread per core."""
-    with ThreadPoolExecutor(default_workers()) as pool:
+def in_threads(
+    function: Callable[[A], B], items: Iterable[A], workers: int | None = None
+) -> Iterator[B]:
+    """The function's results in the order of the items, by one thread per core or `workers`."""
+    with ThreadPoolExecutor(workers or default_workers()) as pool:
         yield from pool.map(function, items)

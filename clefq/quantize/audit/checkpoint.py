@@ -67,6 +67,7 @@ def audit_checkpoint(
     config: Mapping[str, Any] | None = None,
     allow_vanished: bool = False,
     calibration: Path | None = None,
+    device: str | None = None,
 ) -> AuditReport:
     """Audits a checkpoint.
 
@@ -76,6 +77,7 @@ def audit_checkpoint(
         config: Used in place of `config.json` while a checkpoint is being made.
         allow_vanished: Weights that four bits erase are a note, however many they are.
         calibration: Set to measure activations with, for input scales; needs torch.
+        device: Where quantized weights are recomputed; None for a GPU where there is one.
 
     Returns:
         The report; `passed` tells whether any rule is broken.
@@ -115,7 +117,7 @@ def audit_checkpoint(
         settings.unproven(report, audited.schemes)
     else:
         report.against_source = True
-        against.compare(report, audited.refs, audited.schemes, source, allow_vanished)
+        against.compare(report, audited.refs, audited.schemes, source, allow_vanished, device)
     return report
 
 

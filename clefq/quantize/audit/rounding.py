@@ -13,7 +13,13 @@ from clefq.clef.formats import Format
 from clefq.clef.modelopt import divisor_of
 from clefq.clef.small_floats import E2M1_MAX, E4M3_MAX, NVFP4_GROUP, unpack_e2m1
 from clefq.clef.tensor_files import TensorInfo
-from clefq.quantize.audit.rounding_fp8 import compare_fp8, compare_fp8_tensor, fp8_numbers
+from clefq.quantize.audit.rounding_fp8 import (
+    compare_fp8,
+    compare_fp8_tensor,
+    fp8_numbers,
+    tally_fp8,
+    tally_fp8_tensor,
+)
 from clefq.quantize.audit.tallies import (
     DAMAGE_SHARE,
     FACTOR,
@@ -23,10 +29,10 @@ from clefq.quantize.audit.tallies import (
     WIDE,
     Arithmetic,
     Comparison,
+    Sides,
     Tally,
     few_of,
     raw_bytes,
-    stored_rows,
 )
 from clefq.quantize.audit.tallies import weight_args as weight_args
 from clefq.quantize.stream import row_blocks
@@ -42,7 +48,6 @@ NVFP4_LARGEST = E2M1_MAX * E4M3_MAX
 _TIE = 1e-5
 # a group whose scale is larger keeps at least half of its norm; compressed-tensors puts 0.125 for 0
 _NEXT_TO_ZERO = 0.125
-_FIRST_ROWS = 64
 _WAYS = (NATIVE, WIDE, FACTOR, SEARCHED, SEARCHED_WIDE)
 
 
@@ -70,38 +75,65 @@ def comparable(scheme: ModuleFormat) -> bool:
 
 
 def compare_module(
-    module: str, scheme: ModuleFormat, refs: Refs, source: Refs, members: tuple[str, ...] = ()
+    module: str, scheme: ModuleFormat, sides: Sides, members: tuple[str, ...] = ()
 ) -> Comparison:
     """Recomputes a module's numbers from the source and counts those that differ.
+
+    Another device than the CPU says one thing alone: that every number is what it makes of the
+    source. The first rows are then held against the CPU's arithmetic as well, and whatever is not
+    equal is compared on the CPU, as if there were no other device.
 
     Args:
         module: Module name.
         scheme: How it is stored.
-        refs: The quantized checkpoint's tensors.
-        source: The source's tensors.
+        sides: The checkpoint and its source.
         members: All modules of its fused group, for the expected global scale.
     """
+    members = members or (module,)
+    if sides.device != "cpu":
+        found = _compare(module, scheme, sides, members)
+        if found.exact and not _tally(module, scheme, sides.on_cpu().first(), found).deviating:
+            return found
+    return _compare(module, scheme, sides.on_cpu(), members)
+
+
+def _compare(
+    module: str, scheme: ModuleFormat, sides: Sides, members: tuple[str, ...]
+) -> Comparison:
     if scheme.format == NVFP4:
-        return _compare_nvfp4(module, refs, source, members or (module,))
+        return _compare_nvfp4(module, sides, members)
     if scheme.type == "int" and scheme.weights_format is not None:
-        return _compare_rows(module, scheme.weights_format, refs, source)
+        return _tally_rows(module, scheme.weights_format, sides).compared(module, NATIVE)
     if scheme.strategy == "tensor":
-        return compare_fp8_tensor(module, refs, source)
-    return compare_fp8(module, scheme, refs, source)
+        return compare_fp8_tensor(module, sides)
+    return compare_fp8(module, scheme, sides)
 
 
-def _compare_rows(module: str, row: Format, refs: Refs, source: Refs) -> Comparison:
+def _tally(module: str, scheme: ModuleFormat, sides: Sides, found: Comparison) -> Tally:
+    """The counts in the arithmetic that a comparison found."""
+    if scheme.format == NVFP4 and found.divisor is not None:
+        divisor = torch_scalar(found.divisor, sides.device)
+        return _tally_nvfp4(module, sides, divisor, found.arithmetic)
+    if scheme.type == "int" and scheme.weights_format is not None:
+        return _tally_rows(module, scheme.weights_format, sides)
+    if scheme.strategy == "tensor":
+        return tally_fp8_tensor(module, sides, found.arithmetic)
+    return tally_fp8(module, scheme, sides, found.arithmetic)
+
+
+def _tally_rows(module: str, row: Format, sides: Sides) -> Tally:
     """A format without global scales against what its row in `kernels.ROUNDINGS` gives."""
     from clefq.quantize import kernels
 
     rounding, args = kernels.ROUNDINGS[row.name], weight_args(row.preset)
-    stored = [refs[f"{module}.{suffix}"] for suffix in (row.storage.codes[0], "weight_scale")]
-    ref = source[f"{module}.weight"]
+    names = [f"{module}.{suffix}" for suffix in (row.storage.codes[0], "weight_scale")]
+    kinds = [_torch_dtype(sides.refs[name].dtype) for name in names]
     tally = Tally()
-    for first, block in row_blocks(ref, ref.dtype):
+    for first, block in sides.blocks(module):
         theirs = rounding.quantize(block, args, None)
         ours = [
-            stored_rows(tensor, first, len(block), _torch_dtype(tensor.dtype)) for tensor in stored
+            sides.stored(name, first, len(block), kind)
+            for name, kind in zip(names, kinds, strict=True)
         ]
         tally.deviating += int((ours[1] != theirs[1]).sum())
         if not ours[0].equal(theirs[0]):
@@ -110,25 +142,18 @@ def _compare_rows(module: str, row: Format, refs: Refs, source: Refs) -> Compari
         if tally.deviating:
             tally.add(rounding.values(ours[0], ours[1], None), block)
         tally.numbers += block.numel() + ours[1].numel()
-    return Comparison(
-        module,
-        tally.numbers,
-        tally.deviating,
-        tally.wild,
-        tally.relative_error,
-        tally.slope,
-    )
+    return tally
 
 
-def _compare_nvfp4(module: str, refs: Refs, source: Refs, members: tuple[str, ...]) -> Comparison:
-    divisor = stored_divisor(refs, module)
-    expected = _expected(source, module, members)
-    best, arithmetic = _best_nvfp4(module, refs, source, divisor)
+def _compare_nvfp4(module: str, sides: Sides, members: tuple[str, ...]) -> Comparison:
+    divisor = stored_divisor(sides.refs, module).to(sides.device)
+    expected = _expected(sides, module, members)
+    best, arithmetic = _best_nvfp4(module, sides, divisor)
     codes_of = float(divisor) if float(divisor) in expected else None
     if codes_of is None:
         # perhaps the codes are right and the global scale is not
         for other in dict.fromkeys(expected):
-            again, made_in = _best_nvfp4(module, refs, source, torch_scalar(other))
+            again, made_in = _best_nvfp4(module, sides, torch_scalar(other, sides.device))
             if again.deviating <= DAMAGE_SHARE * again.numbers:
                 codes_of, arithmetic = other, made_in
                 break
@@ -136,9 +161,7 @@ def _compare_nvfp4(module: str, refs: Refs, source: Refs, members: tuple[str, ..
     return replace(found, divisor=float(divisor), expected_divisors=expected, made_with=codes_of)
 
 
-def _best_nvfp4(
-    module: str, refs: Refs, source: Refs, divisor: torch.Tensor
-) -> tuple[Tally, Arithmetic]:
+def _best_nvfp4(module: str, sides: Sides, divisor: torch.Tensor) -> tuple[Tally, Arithmetic]:
     """The tally of the way that explains most: the one that gives the first rows, then the others.
 
     amax / 6 and searched scales, each in the weights' own arithmetic and in F32, and ModelOpt's
@@ -146,7 +169,7 @@ def _best_nvfp4(
     """
 
     def first_rows(way: Arithmetic) -> Tally:
-        return _tally_nvfp4(module, refs, source, divisor, way, _FIRST_ROWS)
+        return _tally_nvfp4(module, sides.first(), divisor, way)
 
     ways = list(_WAYS)
     first = next((way for way in ways if not first_rows(way).deviating), NATIVE)
@@ -156,7 +179,7 @@ def _best_nvfp4(
         # a search costs several times as much: the first rows tell whether it is worth it
         if way.searched and way != first and not _begins_like(first_rows(way)):
             continue
-        found = _tally_nvfp4(module, refs, source, divisor, way)
+        found = _tally_nvfp4(module, sides, divisor, way)
         if best is None or found.deviating < best.deviating:
             best, how = found, way
         if not best.deviating or (way == FACTOR and _explained(best)):
@@ -175,35 +198,25 @@ def _begins_like(first_rows: Tally) -> bool:
     return first_rows.deviating < first_rows.numbers / 10
 
 
-def torch_scalar(value: float) -> torch.Tensor:
+def torch_scalar(value: float, device: str = "cpu") -> torch.Tensor:
     """A global scale as compressed-tensors holds it, `[1]`, F32."""
     import torch
 
-    return torch.tensor([value], dtype=torch.float32)
+    return torch.tensor([value], dtype=torch.float32, device=device)
 
 
-def _tally_nvfp4(
-    module: str,
-    refs: Refs,
-    source: Refs,
-    divisor: torch.Tensor,
-    arithmetic: Arithmetic,
-    rows: int | None = None,
-) -> Tally:
-    """Compares with round-to-nearest under a given global scale; `rows` takes the first ones."""
+def _tally_nvfp4(module: str, sides: Sides, divisor: torch.Tensor, arithmetic: Arithmetic) -> Tally:
+    """Compares with round-to-nearest under a given global scale."""
     import torch
 
     from clefq.quantize import kernels
 
-    packed, scales = refs[f"{module}.weight_packed"], refs[f"{module}.weight_scale"]
     tally = Tally()
-    ref = source[f"{module}.weight"]
-    dtype = "F32" if arithmetic.scales else ref.dtype
     rows_of = _nvfp4_rounding(divisor, arithmetic)
-    for row, whole in row_blocks(ref, dtype):
-        block = whole[:rows]
-        ours = stored_rows(packed, row, len(block), torch.uint8)
-        ours_scales = stored_rows(scales, row, len(block), torch.float8_e4m3fn)
+    for row, block in sides.blocks(module, "F32" if arithmetic.scales else None):
+        count = len(block)
+        ours = sides.stored(f"{module}.weight_packed", row, count, torch.uint8)
+        ours_scales = sides.stored(f"{module}.weight_scale", row, count, torch.float8_e4m3fn)
         theirs, theirs_scales = rows_of(block)
         if not ours.equal(theirs):
             tally.deviating += _nvfp4_deviations(ours, theirs, block, theirs_scales, divisor)
@@ -213,8 +226,6 @@ def _tally_nvfp4(
         tally.numbers += block.numel() + ours_scales.numel()
         tally.groups += ours_scales.numel()
         _add_lost(tally, row, (ours, ours_scales, divisor), block)
-        if rows is not None:
-            break
     return tally
 
 
@@ -304,16 +315,14 @@ def stored_divisor(refs: Refs, module: str) -> torch.Tensor:
     return torch.from_numpy(values.copy())[:1]
 
 
-def _expected(source: Refs, module: str, members: tuple[str, ...]) -> tuple[float, ...]:
+def _expected(sides: Sides, module: str, members: tuple[str, ...]) -> tuple[float, ...]:
     import torch
 
     from clefq.quantize import kernels
 
     largest = {}
     for member in dict.fromkeys((module, *members)):
-        ref = source[f"{member}.weight"]
-        blocks = [kernels.absmax(block) for _, block in row_blocks(ref, ref.dtype)]
-        largest[member] = torch.stack(blocks).max()
+        largest[member] = torch.stack([kernels.absmax(b) for _, b in sides.blocks(member)]).max()
     group = torch.stack(list(largest.values())).max()
     return tuple(
         divisor

@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from clefq.clef.config_match import ModuleFormat
-from clefq.clef.tensor_files import TensorInfo
 from clefq.quantize.audit.tallies import (
     NATIVE,
     WIDE,
     Arithmetic,
     Comparison,
+    Sides,
     Tally,
     raw_bytes,
-    stored_rows,
     weight_args,
 )
-from clefq.quantize.stream import row_blocks
 from clefq.quantize.values import read_floats
 
 if TYPE_CHECKING:
     import torch
 
-Refs = Mapping[str, TensorInfo]
-
-
 _ARITHMETICS = (NATIVE, Arithmetic(quotients=True), WIDE)
 
 
-def compare_fp8(module: str, scheme: ModuleFormat, refs: Refs, source: Refs) -> Comparison:
+def compare_fp8(module: str, scheme: ModuleFormat, sides: Sides) -> Comparison:
     """One scale per row or tile: codes and scales against each known arithmetic, the best wins."""
     best: tuple[Tally, Arithmetic] | None = None
     for arithmetic in _ARITHMETICS:
-        tally = _tally_fp8(module, scheme, refs, source, arithmetic)
+        tally = tally_fp8(module, scheme, sides, arithmetic)
         if best is None or tally.deviating < best[0].deviating:
             best = tally, arithmetic
         if not best[0].deviating:
@@ -42,20 +36,19 @@ def compare_fp8(module: str, scheme: ModuleFormat, refs: Refs, source: Refs) -> 
     return best[0].compared(module, best[1])
 
 
-def _tally_fp8(
-    module: str, scheme: ModuleFormat, refs: Refs, source: Refs, arithmetic: Arithmetic
-) -> Tally:
+def tally_fp8(module: str, scheme: ModuleFormat, sides: Sides, arithmetic: Arithmetic) -> Tally:
+    """Codes and scales against round-to-nearest in one arithmetic."""
     import torch
 
     # a scale per row is one per tile of one row
-    height, width = scheme.block or (1, refs[f"{module}.weight"].shape[1])
-    codes, scales = refs[f"{module}.weight"], refs[f"{module}.weight_scale"]
-    dtype = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}[scales.dtype]
+    codes, scales = f"{module}.weight", f"{module}.weight_scale"
+    height, width = scheme.block or (1, sides.refs[codes].shape[1])
+    kinds = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+    dtype = kinds[sides.refs[scales].dtype]
     tally = Tally()
-    ref = source[f"{module}.weight"]
-    for row, block in row_blocks(ref, ref.dtype, multiple=height):
-        ours = stored_rows(codes, row, len(block), torch.float8_e4m3fn)
-        ours_scales = stored_rows(scales, row // height, -(-len(block) // height), dtype)
+    for row, block in sides.blocks(module, multiple=height):
+        ours = sides.stored(codes, row, len(block), torch.float8_e4m3fn)
+        ours_scales = sides.stored(scales, row // height, -(-len(block) // height), dtype)
         theirs, theirs_scales = fp8_numbers(block, scheme, arithmetic)
         if not raw_bytes(ours).equal(raw_bytes(theirs)):
             tally.deviating += int((ours.float() != theirs.float()).sum())
@@ -92,24 +85,25 @@ def _fp8_values(codes: torch.Tensor, scales: torch.Tensor, size: tuple[int, int]
     return codes.float() * kernels.spread(scales.float(), size, codes.shape)
 
 
-def compare_fp8_tensor(module: str, refs: Refs, source: Refs) -> Comparison:
+def compare_fp8_tensor(module: str, sides: Sides) -> Comparison:
     """One scale for the whole weight: codes are held against rounding under the stored scale."""
     ways = (Arithmetic(quotients=True), NATIVE, Arithmetic(factor=True))
-    tallies = [(_tally_fp8_tensor(module, refs, source, way), way) for way in ways]
+    tallies = [(tally_fp8_tensor(module, sides, way), way) for way in ways]
     best, way = min(tallies, key=lambda pair: pair[0].deviating)
     return best.compared(module, way)
 
 
-def _tally_fp8_tensor(module: str, refs: Refs, source: Refs, way: Arithmetic) -> Tally:
+def tally_fp8_tensor(module: str, sides: Sides, way: Arithmetic) -> Tally:
+    """Codes against round-to-nearest under the stored scale, in one arithmetic."""
     import torch
 
     from clefq.quantize import kernels
 
-    scale = torch.tensor(read_floats(refs[f"{module}.weight_scale"]).reshape(-1)[:1].copy())
-    codes, ref = refs[f"{module}.weight"], source[f"{module}.weight"]
+    stored_scale = read_floats(sides.refs[f"{module}.weight_scale"]).reshape(-1)[:1]
+    scale = torch.tensor(stored_scale.copy(), device=sides.device)
     tally = Tally()
-    for row, block in row_blocks(ref, ref.dtype):
-        ours = stored_rows(codes, row, len(block), torch.float8_e4m3fn)
+    for row, block in sides.blocks(module):
+        ours = sides.stored(f"{module}.weight", row, len(block), torch.float8_e4m3fn)
         weight = block.float() if way.quotients else block
         # ModelOpt divides BF16 by an F32 scalar, and keeps the quotient in BF16
         divisor = scale.reshape(()) if way.factor else scale.to(weight.dtype)
@@ -120,6 +114,6 @@ def _tally_fp8_tensor(module: str, refs: Refs, source: Refs, way: Arithmetic) ->
         tally.add(stored, block)
         tally.numbers += block.numel()
         tally.groups += len(block)
-        rows = torch.arange(row, row + len(block))
+        rows = torch.arange(row, row + len(block), device=sides.device)
         tally.add_lost(stored.unsqueeze(1), block.unsqueeze(1), rows)
     return tally

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,13 +15,11 @@ from clefq.clef.tensor_files import TensorInfo, same_bytes
 from clefq.clef.weight_files import open_tensors
 from clefq.plain_files import sha256_file
 from clefq.quantize.audit.report import AuditReport
+from clefq.quantize.audit.tallies import Comparison, Sides
 from clefq.quantize.finish import identity, loaded_files
 from clefq.quantize.manifest import MANIFEST, read_build_manifest
 from clefq.quantize.values import read_floats, to_bf16
 from clefq.quantize.workers import in_threads
-
-if TYPE_CHECKING:
-    from clefq.quantize.audit.tallies import Comparison
 
 Refs = Mapping[str, TensorInfo]
 
@@ -68,6 +65,7 @@ def compare(
     schemes: Mapping[str, ModuleFormat],
     source: Path,
     allow_vanished: bool = False,
+    device: str | None = None,
 ) -> None:
     """Compares every tensor with the source: unquantized ones bit by bit.
 
@@ -79,6 +77,7 @@ def compare(
         schemes: Format of every quantized module.
         source: The BF16 checkpoint.
         allow_vanished: Weights that four bits erase are a note, however many.
+        device: Where quantized weights are recomputed; None for a GPU where there is one.
     """
     theirs = open_tensors(source)
     quantized = {f"{module}.weight" for module in schemes}
@@ -104,7 +103,10 @@ def compare(
             "`pip install '.[quantize]'` in clefq's checkout"
         )
     else:
-        _quantized(report, refs, schemes, theirs, allow_vanished)
+        from clefq.quantize.stream import default_device
+
+        sides = Sides(refs, theirs, device or default_device())
+        _quantized(report, schemes, sides, allow_vanished)
 
 
 def rounded_twice(ours: TensorInfo, source: TensorInfo) -> bool:
@@ -124,24 +126,23 @@ def rounded_twice(ours: TensorInfo, source: TensorInfo) -> bool:
 
 def _quantized(
     report: AuditReport,
-    refs: Refs,
     schemes: Mapping[str, ModuleFormat],
-    source: Refs,
+    sides: Sides,
     allow_vanished: bool,
 ) -> None:
     from clefq.quantize.audit.rounding import compare_module
-    from clefq.quantize.stream import one_thread_per_worker
+    from clefq.quantize.stream import one_thread_per_worker, stream_workers
 
-    known = [module for module in schemes if f"{module}.weight" in source]
+    known = [module for module in schemes if f"{module}.weight" in sides.source]
     groups = {m: group.members for group in fused_groups(known) for m in group.members}
-    modules = _comparable(report, refs, schemes, source)
+    modules = _comparable(report, sides.refs, schemes, sides.source)
     report.looked_at("quantized", len(modules))
 
     def compare_one(module: str) -> Comparison:
-        return compare_module(module, schemes[module], refs, source, groups.get(module, ()))
+        return compare_module(module, schemes[module], sides, groups.get(module, ()))
 
     with one_thread_per_worker():
-        found = list(in_threads(compare_one, modules))
+        found = list(in_threads(compare_one, modules, stream_workers(sides.device)))
     for one in found:
         _judge(report, one, schemes[one.module].bits)
         _vanished(report, one, allow_vanished)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from clefq.clef.formats import SEARCH_OBSERVER
 from clefq.clef.tensor_files import TensorInfo
+from clefq.quantize.stream import row_blocks
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +23,7 @@ WILD_SHARE = 1e-4
 WILD_SHARE_COMPENSATED = 5e-3
 _COMPENSATED = 0.1
 _WILD = 0.5
+FIRST_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,60 @@ WIDE = Arithmetic(scales=True, quotients=True)
 SEARCHED = Arithmetic(searched=True)
 SEARCHED_WIDE = Arithmetic(scales=True, quotients=True, searched=True)
 FACTOR = Arithmetic(scales=True, quotients=True, factor=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """The two checkpoints that are held against each other, and where.
+
+    Attributes:
+        refs: The quantized one's tensors.
+        source: The source's tensors.
+        device: Where numbers are recomputed and compared: `cpu`, `cuda`.
+        rows: Only this many first rows of a weight are looked at; None for all.
+    """
+
+    refs: Mapping[str, TensorInfo]
+    source: Mapping[str, TensorInfo]
+    device: str = "cpu"
+    rows: int | None = None
+
+    def first(self) -> Sides:
+        """The first rows alone."""
+        return replace(self, rows=FIRST_ROWS)
+
+    def on_cpu(self) -> Sides:
+        """The same on the CPU."""
+        return replace(self, device="cpu")
+
+    def weight(self, module: str) -> TensorInfo:
+        """A module's weight in the source."""
+        return self.source[f"{module}.weight"]
+
+    def blocks(
+        self, module: str, dtype: str | None = None, multiple: int = 1
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        """Rows of a source weight, block by block, as `row_blocks` gives them.
+
+        Args:
+            module: Module name.
+            dtype: Dtype to convert to, in safetensors' words; None for the weight's own.
+            multiple: Every block but the last has a multiple of this many rows.
+        """
+        ref = self.weight(module)
+        for row, block in row_blocks(ref, dtype or ref.dtype, self.device, multiple):
+            yield row, block[: self.rows]
+            if self.rows is not None:
+                return
+
+    def stored(self, name: str, row: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """`count` rows of a stored tensor from `row` on, `[count, …]`, as a dtype."""
+        import torch
+
+        ref = self.refs[name]
+        width = ref.nbytes // ref.shape[0]
+        data = ref.slice(row * width, count * width)
+        return torch.frombuffer(data, dtype=dtype).view(count, -1).to(self.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,15 +251,6 @@ def _wild(stored: torch.Tensor, source: torch.Tensor) -> int:
     counts = (largest > usual / 4) & (largest > 1e-4 * source.abs().max())
     off = (stored - source).abs().unflatten(-1, (-1, size))
     return int((counts & ~(off <= _WILD * largest)).sum())
-
-
-def stored_rows(ref: TensorInfo, row: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """`count` rows of a stored tensor from `row` on, as a dtype."""
-    import torch
-
-    width = ref.nbytes // ref.shape[0]
-    data = ref.slice(row * width, count * width)
-    return torch.frombuffer(data, dtype=dtype).view(count, -1)
 
 
 def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
