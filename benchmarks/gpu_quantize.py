@@ -6,7 +6,8 @@
 Each scheme runs in a process of its own; with several GPUs, schemes run beside each other, one
 per GPU, and share the processor's cores. Peak memory is the process's highest resident size
 (children apart), peak GPU memory what the driver saw in use, sampled five times a second. The
-audit against the source is part of `clefq quantize`; here it runs once more, timed alone.
+audit against the source is part of `clefq quantize`; here it runs once more, timed alone, on the
+GPU and on the CPU. `quantize` is also timed by its parts: writing, audit, hashes.
 `--oneshot` also makes the data-free schemes by oneshot and compares the quantized tensors bit by
 bit with those that were streamed. `nvfp4+search` is `--scheme nvfp4 --rounding search`;
 a rounding by `gptq` takes the calibration set, whatever the scheme.
@@ -25,6 +26,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
@@ -140,6 +142,7 @@ def work(options: argparse.Namespace, scheme: str, method: str) -> None:
     from clefq.console import Console
     from clefq.quantize.audit import audit_checkpoint
     from clefq.quantize.run import QuantizeSpec, quantize
+    from clefq.quantize.stream import default_device
 
     out = options.out / folder_of(scheme, method)
     name, _, rounding = scheme.partition("+")
@@ -150,16 +153,20 @@ def work(options: argparse.Namespace, scheme: str, method: str) -> None:
         method=method,
         rounding=rounding or None,
     )
+    parts = timed_parts()
     started = time.perf_counter()
     result = quantize(spec, out, Console(quiet=True))
     seconds = time.perf_counter() - started
-    started = time.perf_counter()
-    report = audit_checkpoint(out, options.source)
-    audit = time.perf_counter() - started
+    audits = {}
+    for device in (default_device(), "cpu"):
+        started = time.perf_counter()
+        report = audit_checkpoint(out, options.source, device=device)
+        audits[device] = time.perf_counter() - started
     row = {
         "made_by": result.manifest.method,
         "seconds": seconds,
-        "audit_seconds": audit,
+        "parts": parts,
+        "audit_seconds": audits,
         "breaches": len(report.breaches),
         "notes": report.notes,
         "looked_at": report.counts,
@@ -171,6 +178,28 @@ def work(options: argparse.Namespace, scheme: str, method: str) -> None:
         "versions": result.manifest.versions,
     }
     options.json.write_text(json.dumps(row))
+
+
+def timed_parts() -> dict[str, float]:
+    """Seconds of the steps of `quantize`, filled while it runs."""
+    from clefq.quantize import run
+
+    parts: dict[str, float] = {}
+
+    def timed(name: str, step: Callable) -> Callable:
+        def work(*arguments: object) -> object:
+            started = time.perf_counter()
+            try:
+                return step(*arguments)
+            finally:
+                parts[name] = time.perf_counter() - started
+
+        return work
+
+    steps = {"writing": "_write", "audit": "_verify", "hashes": "_manifest"}
+    for name, step in steps.items():
+        setattr(run, step, timed(name, getattr(run, step)))
+    return parts
 
 
 def same_bits(left: Path, right: Path) -> str:
@@ -191,11 +220,15 @@ def same_bits(left: Path, right: Path) -> str:
     return f"{len(names) - len(wrong)} of {len(names)} tensors bit-identical; other: {wrong[:3]}"
 
 
+def listed(seconds: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.0f}" for name, value in seconds.items())
+
+
 def table(rows: list[dict]) -> str:
     lines = [
-        "| scheme | method | seconds | audit alone | memory | of it oneshot | GPU memory "
+        "| scheme | method | seconds | parts | audit alone | memory | of it oneshot | GPU memory "
         "| GB | audit |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         if "error" in row:
@@ -203,7 +236,8 @@ def table(rows: list[dict]) -> str:
             continue
         lines.append(
             f"| {row['scheme']} | {row['made_by']} | {row['seconds']:.0f} "
-            f"| {row['audit_seconds']:.0f} | {row['memory'] / 1e9:.1f} GB "
+            f"| {listed(row['parts'])} | {listed(row['audit_seconds'])} "
+            f"| {row['memory'] / 1e9:.1f} GB "
             f"| {row['child_memory'] / 1e9:.1f} GB | {row['gpu_peak'] / 1e9:.1f} GB "
             f"| {row['bytes'] / 1e9:.2f} "
             f"| {'clean' if not row['breaches'] else str(row['breaches']) + ' breaches'} |"

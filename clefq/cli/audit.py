@@ -40,12 +40,18 @@ Vanished = Annotated[
     typer.Option("--allow-vanished", help="Accept weights that four bits erase, as a note."),
 ]
 
+Device = Annotated[
+    str,
+    typer.Option("--device", metavar="D", help="Recompute weights on it: auto, cpu or cuda."),
+]
+
 
 def command(
     checkpoint: Checkpoint,
     source: Source = None,
     calibration: Records = None,
     allow_vanished: Vanished = False,
+    device: Device = "auto",
     run: Run = None,
     json_output: Json = False,
     quiet: Quiet = False,
@@ -59,13 +65,18 @@ def command(
     from clefq.names.models import find_model
     from clefq.names.run_folder import find_run
     from clefq.quantize.audit import audit_checkpoint
+    from clefq.quantize.stream import chosen_device
 
     console = Console(json_output=json_output, quiet=quiet)
     here = find_run(run)
     folder = find_model(checkpoint, here).folder
     original = None if source is None else find_model(source, here).folder
     report = audit_checkpoint(
-        folder, original, allow_vanished=allow_vanished, calibration=calibration
+        folder,
+        original,
+        allow_vanished=allow_vanished,
+        calibration=calibration,
+        device=chosen_device(device),
     )
     console.result(report.to_json(), render(report))
     if not report.passed:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from clefq.clef.formats import RECIPE_FORMATS, Format, format_of_weights
 from clefq.clef.tensor_files import TensorInfo
+from clefq.errors import InputError
 from clefq.quantize.layout import Unit, copy_tensor
 from clefq.quantize.tensors import OutTensor, ShardFile
 from clefq.quantize.workers import default_workers
@@ -187,3 +188,18 @@ def default_device() -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def chosen_device(name: str) -> str | None:
+    """What a user's `--device` means; None for what `default_device` finds.
+
+    Raises:
+        InputError: No such device, or not here.
+    """
+    if name == "auto":
+        return None
+    if name not in ("cpu", "cuda"):
+        raise InputError(f"unknown device {name!r}.", fix="use auto, cpu or cuda.")
+    if name == "cuda" and default_device() != name:
+        raise InputError("this machine has no GPU that torch can use.", fix="use --device cpu.")
+    return name

@@ -211,3 +211,65 @@ def test_another_rounding_at_a_wrong_scale_is_seen(
     edit(folder, lambda tensors: tensors[f"{name}_global_scale"].mul_(0.92))
     (breach,) = audit_checkpoint(folder, source).breaches
     assert "times the source on average" in breach.message
+
+
+@pytest.mark.parametrize("scheme", ["fp8", "int4", "nvfp4a16", "nvfp4a16+search", "int4-gptq"])
+def test_another_device_says_what_the_cpu_says(
+    made: Make, source: Path, tmp_path: Path, scheme: str
+) -> None:
+    """`cpu:0` takes the way of a GPU: other blocks, first rows on the CPU, what differs as well."""
+    method = "oneshot" if scheme == "int4-gptq" else "stream"
+    folder = shutil.copytree(made(scheme, method).folder, tmp_path / "flipped")
+    (folder / "clefq.json").unlink()
+
+    def same() -> AuditReport:
+        here, there = (audit_checkpoint(folder, source, device=d) for d in ("cpu", "cpu:0"))
+        assert here == there
+        return there
+
+    assert same().passed
+    suffix = "weight" if scheme == "fp8" else "weight_packed"
+    edit(folder, lambda t: t[f"{UP}.{suffix}"].view(torch.uint8)[-5, 3].bitwise_xor_(1))
+    assert same().passed == (scheme == "int4-gptq")
+
+
+def test_a_device_that_rounds_otherwise_proves_nothing(
+    made: Make, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It agrees with the codes that it made itself; the first rows on the CPU do not."""
+    from clefq.quantize.audit import rounding
+    from clefq.quantize.audit.tallies import Comparison
+
+    folder = shutil.copytree(made("fp8", "stream").folder, tmp_path / "own")
+    (folder / "clefq.json").unlink()
+    edit(folder, lambda t: t[f"{UP}.weight"].view(torch.uint8)[5, :9].bitwise_xor_(1))
+    honest = rounding._compare
+
+    def compare(module: str, scheme: Any, sides: Any, members: tuple[str, ...]) -> Comparison:
+        if sides.device == "cpu":
+            return honest(module, scheme, sides, members)
+        return Comparison(module, 1, 0, 0, 0.0)
+
+    monkeypatch.setattr(rounding, "_compare", compare)
+    (breach,) = audit_checkpoint(folder, source, device="cpu:0").breaches
+    assert (breach.subject, breach.message[:5]) == (UP, "9 of ")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("scheme", ["fp8", "int8", "int4", "nvfp4a16", "nvfp4a16+search"])
+def test_a_gpu_proves_what_a_cpu_made(
+    made: Make, source: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    """Every module is exact on the GPU itself: none is left to the CPU."""
+    from clefq.quantize.audit import rounding
+    from clefq.quantize.audit.tallies import Comparison
+
+    honest, devices = rounding._compare, []
+
+    def compare(module: str, scheme: Any, sides: Any, members: tuple[str, ...]) -> Comparison:
+        devices.append(sides.device)
+        return honest(module, scheme, sides, members)
+
+    monkeypatch.setattr(rounding, "_compare", compare)
+    report = audit_checkpoint(made(scheme, "stream").folder, source, device="cuda")
+    assert report.word == "sound" and set(devices) == {"cuda"}
