@@ -14,8 +14,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import aiohttp
+
 from clefq.bench.replies import ReplyChecker
-from clefq.bench.wire import ClientConnection, Reply, ServerAddress, WireError
+from clefq.bench.wire import Reply, ServerAddress, WireError
 
 REFUSED = 429
 # Seconds that a closed-loop client rests after a failure: a dead server is not asked in a spin.
@@ -69,7 +71,7 @@ class Target:
 
     Attributes:
         address: The server.
-        requests: Whole requests as bytes, asked in turn.
+        requests: Bodies of requests, asked in turn.
         judge: Reads the replies; knows the requests by their index.
     """
 
@@ -147,12 +149,12 @@ async def _run(target: Target, load: Load, spec: LoadSpec, tick: Callable[[int],
     begun, cpu = time.perf_counter(), time.process_time()
     run = Run(load, begun + spec.warmup, begun + spec.warmup + spec.duration)
     ticker = asyncio.create_task(_ticks(tick))
-    driver = _Driver(target, spec, run)
     try:
-        await (driver.closed(load.clients) if load.clients else driver.open(load.rate or 1.0))
+        async with target.address.session(load.clients or spec.connections) as session:
+            driver = _Driver(target, session, spec, run)
+            await (driver.closed(load.clients) if load.clients else driver.open(load.rate or 1.0))
     finally:
         ticker.cancel()
-    await asyncio.sleep(0)  # closed connections leave the loop
     run.wall, run.cpu = time.perf_counter() - begun, time.process_time() - cpu
     return run
 
@@ -164,8 +166,11 @@ async def _ticks(tick: Callable[[int], object]) -> None:
 
 
 class _Driver:
-    def __init__(self, target: Target, spec: LoadSpec, run: Run) -> None:
+    def __init__(
+        self, target: Target, session: aiohttp.ClientSession, spec: LoadSpec, run: Run
+    ) -> None:
         self._target = target
+        self._session = session
         self._spec = spec
         self._run = run
         self._draw = random.Random(spec.seed)
@@ -182,16 +187,13 @@ class _Driver:
         await asyncio.gather(*(self._client() for _ in range(clients)))
 
     async def _client(self) -> None:
-        connection = ClientConnection(self._target.address)
         while (now := time.perf_counter()) < self._run.end:
-            reply = await self._ask(connection, now)
+            reply = await self._ask(now)
             rest = _rest(reply)
             if rest:
                 await asyncio.sleep(min(rest, max(0.0, self._run.end - time.perf_counter())))
-        connection.close()
 
     async def open(self, rate: float) -> None:
-        idle: list[ClientConnection] = []
         places = asyncio.Semaphore(self._spec.connections)
         running: set[asyncio.Task[None]] = set()
         due = time.perf_counter()
@@ -201,16 +203,12 @@ class _Driver:
                 break
             # also where it is late already: what is in flight must go on
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            task = asyncio.create_task(self._arrive(due, idle, places))
+            task = asyncio.create_task(self._arrive(due, places))
             running.add(task)
             task.add_done_callback(running.discard)
         await asyncio.gather(*running)
-        for connection in idle:
-            connection.close()
 
-    async def _arrive(
-        self, due: float, idle: list[ClientConnection], places: asyncio.Semaphore
-    ) -> None:
+    async def _arrive(self, due: float, places: asyncio.Semaphore) -> None:
         late = time.perf_counter() - due
         try:
             async with asyncio.timeout(max(0.0, self._spec.timeout - late)):
@@ -219,17 +217,12 @@ class _Driver:
             now = time.perf_counter()
             self._run.samples.append(Sample(due, now, now, "timeout", late=late))
             return
-        # the one that was used last is the least likely to have been closed meanwhile
-        connection = idle.pop() if idle else ClientConnection(self._target.address)
         try:
-            await self._ask(connection, due, late)
+            await self._ask(due, late)
         finally:
-            idle.append(connection)
             places.release()
 
-    async def _ask(
-        self, connection: ClientConnection, due: float, late: float = 0.0
-    ) -> Reply | None:
+    async def _ask(self, due: float, late: float = 0.0) -> Reply | None:
         index = self._next()
         sent = time.perf_counter()
         sample = Sample(due, sent, sent, "", late=late)
@@ -237,7 +230,8 @@ class _Driver:
         reply = None
         try:
             timeout = max(0.0, due + self._spec.timeout - sent)
-            reply = await connection.exchange(self._target.requests[index], timeout)
+            body = self._target.requests[index]
+            reply = await self._target.address.ask(self._session, body, timeout)
             sample.ended = time.perf_counter()
             sample.outcome = str(reply.status)
         except WireError as error:

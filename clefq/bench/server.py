@@ -91,8 +91,7 @@ def bench_server(job: ServerJob, console: Console) -> ServerReport:
         InputError: A malformed address, no such records, or predictions of another set.
         ClefqError: The server cannot be reached or refuses the first record.
     """
-    address = ServerAddress.parse(job.url)
-    key = os.environ.get(API_KEY)
+    address = ServerAddress.parse(job.url, os.environ.get(API_KEY))
     with opened(job.source) as loaded:
         records = [record for record in loaded.records if not record.videos]
         if not records:
@@ -101,13 +100,12 @@ def bench_server(job: ServerJob, console: Console) -> ServerReport:
         if job.check is not None:
             expected = read_expected(job.check, records, loaded.set_sha256)
         with _told_of_waiting(address, console):
-            model, server = _ask_first(address, key, job.model, (records[0], loaded))
+            model, server = _ask_first(address, job.model, (records[0], loaded))
         bodies = [
             json.dumps(request_body(record, model, loaded.root), ensure_ascii=False).encode()
             for record in records
         ]
-    requests = [address.request(body, key) for body in bodies]
-    target = Target(address, requests, ReplyChecker(records, expected, job.tolerance))
+    target = Target(address, bodies, ReplyChecker(records, expected, job.tolerance))
     _allow_connections()
     rows = _rows(target, job, console)
     return ServerReport(
@@ -155,12 +153,12 @@ def _told_of_waiting(address: ServerAddress, console: Console) -> Iterator[None]
 
 
 def _ask_first(
-    address: ServerAddress, key: str | None, model: str | None, first: tuple[Any, Loaded]
+    address: ServerAddress, model: str | None, first: tuple[Any, Loaded]
 ) -> tuple[str, str]:
     """Asks one record politely; returns the model's name and the server's."""
     import httpx
 
-    headers = {"authorization": f"Bearer {key}"} if key else {}
+    headers = {"authorization": f"Bearer {address.key}"} if address.key else {}
     timeout = httpx.Timeout(_FIRST_ANSWER, connect=_CONNECT)
     record, loaded = first
     try:
