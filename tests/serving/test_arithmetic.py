@@ -115,3 +115,22 @@ def test_layers_of_modelopt_are_described_by_their_formats() -> None:
             return [("layers.0.self_attn.qkv_proj", QKVParallelLinear())]
 
     assert describe_layers(Model()) == ["ModelOptNvfp4StaticA16/CpuNvFp4WeightOnly"]
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_layers_without_a_plain_weight_are_not_overlooked(wrapped: bool) -> None:
+    """GPTQ's and AWQ's have a `qweight`; AutoRound wraps their methods."""
+    kernel = type("MarlinLinearKernel", (), {})()
+    config = type("AutoGPTQConfig", (), {"quant_type": "uint4b8"})()
+    inner = type("AutoGPTQLinearMethod", (), {"quant_config": config, "kernel": kernel})()
+    scheme = type("INCWNA16LinearScheme", (), {"linear_method": inner})()
+    outer = type("INCLinearMethod", (), {"scheme": scheme})()
+
+    class RowParallelLinear:
+        quant_method, qweight = outer if wrapped else inner, object()
+
+    class Model:
+        def named_modules(self) -> list[tuple[str, object]]:
+            return [("layers.0.mlp.down_proj", RowParallelLinear())]
+
+    assert describe_layers(Model()) == ["AutoGPTQLinearMethod[uint4b8]/MarlinLinearKernel"]

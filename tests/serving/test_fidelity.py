@@ -6,7 +6,6 @@ The quantized checkpoints are made by `clefq quantize` in the quantization envir
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,8 +20,8 @@ from clefq.clef.records import Record  # noqa: E402
 from clefq.engines.base import Engine, EngineSpec, RecordResult  # noqa: E402
 from clefq.nano import SETS, WEIGHTS  # noqa: E402
 from clefq.store.sets import open_set  # noqa: E402
+from tests.serving.conftest import quantize_miniature  # noqa: E402
 
-QUANTIZE_PYTHON = Path(__file__).resolve().parents[2] / ".venv" / "bin" / "python"
 SPEC = EngineSpec(batch_tokens=1024)
 # every n-th record: the simulation of W4A4 runs a few thousand tokens a second
 STRIDE = {"bf16": 1, "fp8": 6, "nvfp4a16": 6, "nvfp4": 6, "int8": 6, "int4": 6}
@@ -33,18 +32,9 @@ Answers = dict[tuple[str, str], np.ndarray]
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    if not QUANTIZE_PYTHON.is_file():
-        pytest.skip("needs the quantization environment: make setup")
     out = tmp_path_factory.mktemp("schemes")
-    folders = {"bf16": WEIGHTS}
-    for scheme in ("fp8", "int8", "nvfp4a16", "int4", "nvfp4"):
-        folders[scheme] = out / scheme
-        command = [str(QUANTIZE_PYTHON), "-m", "clefq.cli.main", "quantize", str(WEIGHTS)]
-        command += ["--scheme", scheme, "--out", str(folders[scheme]), "--quiet"]
-        if scheme == "nvfp4":
-            command += ["--calibration", str(SETS / "nano-calibration")]
-        subprocess.run(command, check=True, timeout=280)
-    return folders
+    schemes = ("fp8", "int8", "nvfp4a16", "int4", "nvfp4")
+    return {"bf16": WEIGHTS, **{one: quantize_miniature(one, out / one) for one in schemes}}
 
 
 def answers(engine: Engine, records: Sequence[Record], root: Path) -> Answers:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 import subprocess
 import sys
@@ -15,20 +14,24 @@ pytestmark = pytest.mark.serve
 pytest.importorskip("vllm")
 
 from clefq.names.run_folder import RunFolder  # noqa: E402
+from clefq.nano import SETS, WEIGHTS  # noqa: E402
 from clefq.store.predictions import read_predictions  # noqa: E402
+from clefq.store.sets import open_set  # noqa: E402
 from tests.engines.conftest import build_set  # noqa: E402
-from tests.serving.conftest import make_record, quantized  # noqa: E402
+from tests.serving.conftest import quantize_miniature, quantized  # noqa: E402
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, random_nano: Path) -> RunFolder:
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """The trained miniature, its integer builds by `clefq quantize`, and some of its eval set."""
     folder = RunFolder(tmp_path_factory.mktemp("run"))
-    shutil.copytree(random_nano, folder.model("bf16"))
-    quantized(random_nano, "fp8", folder.model("fp8"))
-    quantized(random_nano, "nvfp4", folder.model("nvfp4"))
-    rng = random.Random(4)
-    records = [make_record(rng, number, words=rng.choice([10, 60])) for number in range(12)]
-    build_set(folder.set_folder("tiny"), records)
+    shutil.copytree(WEIGHTS, folder.model("bf16"))
+    for scheme in ("int8", "int4"):
+        quantize_miniature(scheme, folder.model(scheme))
+    quantized(WEIGHTS, "fp8", folder.model("fp8"))
+    quantized(WEIGHTS, "nvfp4", folder.model("nvfp4"))
+    records = [record for record in open_set(SETS / "nano-eval").records() if not record.images]
+    build_set(folder.set_folder("tiny"), records[::30])
     return folder
 
 
@@ -37,14 +40,17 @@ def clefq(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
 
 
-def test_parity_predicts_and_judges_with_vllm(run: RunFolder) -> None:
+def test_the_whole_loop_with_vllm(run: RunFolder) -> None:
+    """INT8 and FP8 in vLLM's real kernels: judged, and said so on the card."""
     done = clefq("parity", "--run", str(run.root), "--baseline", "bf16", "--engine", "vllm")
-    # twelve records decide nothing: the verdict may be anything but a usage error
+    # a dozen records decide nothing: the verdict may be anything but a usage error
     assert done.returncode in (0, 1, 3, 4), done.stderr
     assert "Traceback" not in done.stderr
     expected = {
         "bf16": ("bf16", "real"),
         "fp8": ("w8a8", "real"),
+        "int8": ("w8a8-int8", "real"),
+        "int4": ("w4a16-int4", "real" if has_int4_kernel() else "simulated"),
         "nvfp4": ("w4a4", "simulated"),
     }
     for variant, (arithmetic, kernels) in expected.items():
@@ -52,9 +58,26 @@ def test_parity_predicts_and_judges_with_vllm(run: RunFolder) -> None:
         meta = predictions.meta
         assert (meta.engine, meta.arithmetic, meta.kernels) == ("vllm", arithmetic, kernels)
         assert predictions.frame["error"].isna().all()
-    for variant in ("fp8", "nvfp4"):
+    for variant in expected.keys() - {"bf16"}:
         report = json.loads((run.report("tiny") / variant / "parity.json").read_text())
-        assert report["metrics"]["kl"]["estimate"] > 0
+        assert report["candidate"]["kernels"] == expected[variant][1]
+        # the trained miniature survives each of them but for single questions
+        assert 0 < report["metrics"]["kl"]["estimate"] < 0.05
+    for variant in ("int8", "int4"):
+        done = clefq("card", str(run.root), "--variant", variant)
+        assert done.returncode == 0, done.stderr
+        text = (run.model(variant) / "README.md").read_text(encoding="utf-8")
+        arithmetic, kernels = expected[variant]
+        assert arithmetic in text and ("Simulated kernels" in text) == (kernels == "simulated")
+        assert clefq("card", str(run.root), "--variant", variant, "--check").returncode == 0
+
+
+def has_int4_kernel() -> bool:
+    """Whether vLLM's build for this CPU holds its kernel for INT4 weights (AVX-512)."""
+    import torch
+    from vllm import _custom_ops  # noqa: F401
+
+    return hasattr(torch.ops._C, "cpu_gemm_wna16")
 
 
 def test_a_folder_that_vllm_cannot_run_is_one_line(run: RunFolder, tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ _UNKNOWN = "vLLM loads it, by kernels whose arithmetic is not known here. "
 _NOWHERE = "neither vLLM (0.32) nor clefq runs it. "
 # `quant_method` of a config to what that is and who runs it.
 METHODS: dict[str, tuple[str, str]] = {
-    "auto-round": ("AutoRound, in GPTQ's packing", _UNKNOWN),
-    "intel/auto-round": ("AutoRound, in GPTQ's packing", _UNKNOWN),
+    "auto-round": ("AutoRound, in GPTQ's packing", _VLLM),
+    "intel/auto-round": ("AutoRound, in GPTQ's packing", _VLLM),
     "gptq": ("GPTQ: qweight, qzeros and scales in columns", _VLLM),
     "awq": ("AWQ: qweight, qzeros and scales in AWQ's order", _VLLM),
     "bitsandbytes": ("bitsandbytes (NF4 or LLM.int8)", _NOWHERE),
