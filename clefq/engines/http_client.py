@@ -27,7 +27,7 @@ _AGAIN = (408, 425, 429, 500, 502, 503, 504, 529)
 _OVERLOADED = (429, 503, 529)
 # Answers that no record can change.
 _KEY = (401, 403)
-_PLACE = (404, 405)
+_PLACE = (404, 405, 501)
 
 
 class RefusedError(Exception):

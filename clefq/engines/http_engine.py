@@ -126,6 +126,17 @@ class HttpEngine:
         )
 
     @property
+    def stated(self) -> dict[str, Any]:
+        """What the server says of itself, as fields of a file's metadata.
+
+        A finished file of the same words would be asked for again without a reason.
+        """
+        names = ["api", "kernels", "arithmetic", "dtype", "device", "model_sha256"]
+        if self.info.dtype != UNSAID:  # else it is a header's, of whatever stands before it
+            names.append("engine_version")
+        return {name: getattr(self.info, name) for name in names}
+
+    @property
     def address(self) -> str:
         """Where the requests go."""
         return self._client.base + self._client.endpoint.path

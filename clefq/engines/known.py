@@ -80,6 +80,7 @@ def is_finished(
         how: As `how_of`.
         anywhere: Whether other machines than this one would run it.
     """
+    anywhere = anywhere or wanted["engine"] == "http"
     devices = None if anywhere else _devices(how["spec"]["device"])
     versions = None if anywhere else list(_versions(str(wanted["engine"])))
     if not is_made_by(path, wanted, versions, devices):

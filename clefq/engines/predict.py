@@ -31,6 +31,7 @@ from clefq.store.atomic import check_writable
 from clefq.store.predictions import (
     PredictionsMeta,
     check_replaceable,
+    read_meta,
     read_predictions,
     write_predictions,
 )
@@ -141,13 +142,22 @@ def predict_set(job: PredictJob, console: Console) -> PredictSummary:
     folder = open_set(job.set_path)
     check_replaceable(job.out, folder.manifest.sha256)
     facts, how = _facts(job), _how(job)
-    done = _finished(job, folder, facts, how)
+    # what a server runs only itself can say
+    done = (
+        None
+        if job.engine == "http"
+        else _finished(job, folder, how, {"model_sha256": facts.sha256}, console)
+    )
     if done is not None:
-        console.note(f"{job.out} is finished: same set, model, engine and options; nothing to do")
         return done
     records: Sequence[Record] = list(folder.records())
     engine = _open(job, console)
     try:
+        if isinstance(engine, HttpEngine):
+            done = _finished(job, folder, how, engine.stated, console)
+            if done is not None:
+                return done
+            _note_change(job, engine.stated, console)
         if job.shard is not None:
             records = _part(records, engine, folder.path, parse_shard(job.shard))
         if job.engine == "http":  # what the server says of its model
@@ -159,19 +169,33 @@ def predict_set(job: PredictJob, console: Console) -> PredictSummary:
 
 
 def _finished(
-    job: PredictJob, folder: SetFolder, facts: ModelFacts, how: Mapping[str, Any]
+    job: PredictJob,
+    folder: SetFolder,
+    how: Mapping[str, Any],
+    runs: Mapping[str, Any],
+    console: Console,
 ) -> PredictSummary | None:
-    """What a file that is there already says, where predicting anew would give the same."""
-    if job.again or job.engine == "http":
+    """What a file that is there already says, where predicting anew would give the same.
+
+    Args:
+        job: The run.
+        folder: The set.
+        how: As `how_of`.
+        runs: Fields of the metadata that say what would run.
+        console: For the note.
+    """
+    if job.again:
         return None
     wanted = {
         "eval_set_sha256": folder.manifest.sha256,
-        "model_sha256": facts.sha256,
         "variant": job.model.variant,
         "engine": job.engine,
         "max_length": job.spec.max_length,
         "truncate_state": job.spec.truncate_state,
+        **runs,
     }
+    if job.engine == "http":
+        wanted["model_id"] = job.model.model_id
     if not is_finished(job.out, wanted, how, anywhere=job.spec.ray is not None):
         return None
     found = read_predictions(job.out)
@@ -179,7 +203,18 @@ def _finished(
     rows = frame.where(frame.notna(), None).to_dict("records")
     if all(row["error"] is not None for row in rows):
         return None  # its cause may be mended
+    console.note(f"{job.out} is finished: same set, model, engine and options; nothing to do")
     return replace(_summary(job, found.meta, rows, _Effort()), finished=True)
+
+
+def _note_change(job: PredictJob, stated: Mapping[str, Any], console: Console) -> None:
+    """Says why a server's answers, which may be paid for, are asked for again."""
+    if job.again or not job.out.is_file():
+        return
+    old = asdict(read_meta(job.out))
+    for name, value in stated.items():
+        if old[name] != value:
+            console.note(f"the server now says {name} {value}; {job.out} has {old[name]}")
 
 
 def _part(

@@ -127,6 +127,16 @@ def set_path(records: list[Record], tmp_path_factory: pytest.TempPathFactory) ->
     return build_set(tmp_path_factory.mktemp("sets") / "tiny", records)
 
 
+@pytest.fixture
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that requests to a server would have waited."""
+    from clefq.engines import http_client
+
+    pauses: list[float] = []
+    monkeypatch.setattr(http_client.time, "sleep", pauses.append)
+    return pauses
+
+
 def build_set(folder: Path, records: list[Record]) -> Path:
     """Writes a set folder named `tiny`."""
     from clefq.store.sets import SetDraft, SourceInfo, write_set

@@ -6,14 +6,9 @@ and SGLang's request models as their wheels 0.33.0 and 0.5.23 hold them.
 
 from __future__ import annotations
 
-import json
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +36,9 @@ from clefq.errors import ClefqError, InputError
 from clefq.names.models import served_model
 from clefq.store.predictions import read_predictions
 from clefq.store.sets import SetDraft, SourceInfo, write_set
+from tests.engines.stand_in import Stand, running
+
+pytestmark = pytest.mark.usefixtures("no_pause")
 
 QUESTIONS = {
     "sure": {"type": "noul", "instructions": "Is it?"},
@@ -95,62 +93,6 @@ def decisions(body: dict[str, Any]) -> dict[str, Any]:
     return {"model": body["model"], "answers": found, "usage": {"input_tokens": 90}}
 
 
-class Stand:
-    """A server with one way to answer; keeps what it was asked."""
-
-    def __init__(
-        self, respond: Callable[[dict[str, Any]], Any] = systemone, owner: str | None = None
-    ) -> None:
-        self.respond = respond
-        self.owner = owner
-        self.asked: list[tuple[str, dict[str, Any], str | None]] = []
-        self.failures: list[tuple[int, dict[str, str]]] = []
-        self.listed = 0
-
-
-@contextmanager
-def running(stand: Stand) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            stand.listed += 1
-            entry = {"id": "clef"} | ({"owned_by": stand.owner} if stand.owner else {})
-            self.reply(200, {"object": "list", "data": [entry]})
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            stand.asked.append((self.path, body, self.headers["authorization"]))
-            if stand.failures:
-                status, headers = stand.failures.pop(0)
-                self.reply(status, {"success": False, "errors": [{"message": "no"}]}, headers)
-            else:
-                self.reply(200, stand.respond(body))
-
-        def reply(self, status: int, value: Any, headers: Any = None) -> None:
-            data = json.dumps(value).encode()
-            self.send_response(status)
-            for name, text in {**(headers or {}), "content-length": str(len(data))}.items():
-                self.send_header(name, text)
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
-        threading.Thread(target=listening.serve_forever, daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{listening.server_address[1]}"
-        finally:
-            listening.shutdown()
-
-
-@pytest.fixture(autouse=True)
-def no_pause(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    pauses: list[float] = []
-    monkeypatch.setattr(http_client.time, "sleep", pauses.append)
-    return pauses
-
-
 def ask(url: str, records: list[Record], options: HttpOptions | None = None, model: str = "clef"):
     engine = HttpEngine(url, model, EngineSpec(concurrency=1), options)
     try:
@@ -178,8 +120,8 @@ def test_workers_ai_has_a_path_an_envelope_and_a_token_of_its_own(
         _, again = ask(f"{account}/ai/run/@cf/cloudflare/clef", [RECORD])
     check(results["r"])
     check(again["r"])
-    path, body, token = stand.asked[0]
-    assert path == "/client/v4/accounts/abc/ai/run/@cf/cloudflare/clef" == stand.asked[1][0]
+    body, token = stand.bodies[0], stand.headers[0]["authorization"]
+    assert stand.paths == ["/client/v4/accounts/abc/ai/run/@cf/cloudflare/clef"] * 2
     assert (body["model"], token) == ("@cf/cloudflare/clef", "Bearer secret")
     assert engine.info.api == "workers-ai"
     assert stand.listed == 0  # it lists its models elsewhere
@@ -207,12 +149,12 @@ def test_workers_ai_without_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("owner", ["vllm", "sglang"])
 def test_a_server_that_lists_its_models_is_known_by_its_name(owner: str) -> None:
-    stand = Stand(owner=owner)
+    stand = Stand(systemone, owner=owner)
     with running(stand) as url:
         engine, results = ask(url, [RECORD])
     check(results["r"])
     assert engine.info.api == owner
-    instructions = stand.asked[0][1]["questions"]["queue"]["instructions"]
+    instructions = stand.bodies[0]["questions"]["queue"]["instructions"]
     # vLLM would render an object with Python's repr
     assert instructions == ('{"ask":"which"}' if owner == "vllm" else {"ask": "which"})
 
@@ -222,8 +164,8 @@ def test_decisions_are_asked_and_read_in_openai_s_words() -> None:
     with running(stand) as url:
         engine, results = ask(f"{url}/v1/decisions", [RECORD])
     check(results["r"])
-    path, body, _ = stand.asked[0]
-    assert (path, engine.info.api) == ("/v1/decisions", "decisions")
+    body = stand.bodies[0]
+    assert (stand.paths, engine.info.api) == (["/v1/decisions"], "decisions")
     assert body["input"] == '{"a":"é","b":1}'
     by_name = {question["name"]: question for question in body["questions"]}
     assert by_name["mood"]["levels"] == [{"label": "fine"}, {"label": "bad"}, {"label": "awful"}]
@@ -231,11 +173,11 @@ def test_decisions_are_asked_and_read_in_openai_s_words() -> None:
 
 
 def test_another_path_s_systemone_is_taken_by_name() -> None:
-    stand = Stand()
+    stand = Stand(systemone)
     with running(stand) as url:
         _, results = ask(f"{url}/api/v1/decisions", [RECORD], HttpOptions("systemone"))
     check(results["r"])
-    assert stand.asked[0][0] == "/api/v1/decisions"
+    assert stand.paths == ["/api/v1/decisions"]
 
 
 MANY = {"type": "choice", "instructions": "?", "criteria": {f"o{i:02d}": None for i in range(27)}}
@@ -328,7 +270,7 @@ def test_a_budget_ends_the_run_and_the_next_goes_on(
     source = SourceInfo("t", "", "generated", None, {}, "Apache-2.0", None)
     records = [record(f"r{i}", state=f"text {i}") for i in range(6)]
     write_set(tmp_path / "set", records, {}, SetDraft("eval", "set", {}, (source,)))
-    stand = Stand()
+    stand = Stand(systemone)
     job = PredictJob(
         served_model("clef"),
         tmp_path / "set",
@@ -342,12 +284,12 @@ def test_a_budget_ends_the_run_and_the_next_goes_on(
     with running(stand) as url:
         with pytest.raises(ClefqError, match="budget of 4 requests is used up"):
             predict_set(replace(job, url=url, http=HttpOptions(budget=4)), console)
-        assert len(stand.asked) == 4
+        assert len(stand.bodies) == 4
         # neither how many at once nor how fast makes it another run
         again = replace(job, url=url, spec=EngineSpec(concurrency=2), http=HttpOptions(rate=900))
         summary = predict_set(again, console)
     assert summary.resumed >= 3
-    assert len(stand.asked) <= 7
+    assert len(stand.bodies) <= 7
     first = next(note for note in notes if "requests to" in note)
     assert first.startswith(f"6 requests to {url}/v1/systemone (systemone)")
     assert "4 requests in all at most" in first
@@ -356,7 +298,7 @@ def test_a_budget_ends_the_run_and_the_next_goes_on(
 
 
 def test_what_the_server_asks_to_wait_is_waited(no_pause: list[float]) -> None:
-    stand = Stand()
+    stand = Stand(systemone)
     stand.failures = [(429, {"retry-after": "7"}), (529, {})]
     with running(stand) as url:
         _, results = ask(url, [RECORD])

@@ -5,10 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import random
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,6 @@ import pytest
 from clefq.clef.answers import answer
 from clefq.clef.records import Record, parse_record, record_to_json
 from clefq.console import Console
-from clefq.engines import http_client
 from clefq.engines.base import EngineSpec, RecordResult
 from clefq.engines.http_answers import AnswerError, read_answers, settle
 from clefq.engines.http_engine import HttpEngine
@@ -27,6 +23,9 @@ from clefq.errors import ClefqError, InputError
 from clefq.names.models import served_model
 from clefq.store.predictions import read_predictions
 from clefq.store.sets import open_set
+from tests.engines.stand_in import Stand, running
+
+pytestmark = pytest.mark.usefixtures("no_pause")
 
 QUIET = Console(quiet=True)
 
@@ -40,27 +39,20 @@ def truth(record: Record) -> dict[str, dict[str, float]]:
     }
 
 
-class Server:
-    """A SystemOne server whose mood can be set.
+class Server(Stand):
+    """A SystemOne server with random but fixed answers.
 
     Attributes:
         digits: Decimals of its numbers; None for exact ones.
-        failures: Status codes to answer with before it answers properly.
-        bodies: Requests it has seen.
-        details: What it says of itself in /v1/models.
         spoil: Changes a response before it is sent.
     """
 
     def __init__(self) -> None:
+        super().__init__(self.truly)
         self.digits: int | None = 4
-        self.failures: list[int] = []
-        self.bodies: list[dict[str, Any]] = []
-        self.headers: list[dict[str, str]] = []
-        self.details: dict[str, Any] | None = None
         self.spoil: Any = lambda _: None
-        self.lock = threading.Lock()
 
-    def respond(self, body: dict[str, Any]) -> dict[str, Any]:
+    def truly(self, body: dict[str, Any]) -> dict[str, Any]:
         value = {"id": "x", "cohort": "x", "state": body["state"], "questions": body["questions"]}
         record = parse_record(value, "request")
         held = truth(record)
@@ -74,54 +66,9 @@ class Server:
         return response
 
 
-@contextmanager
-def running(server: Server) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            entry: dict[str, Any] = {"id": "clef"}
-            if server.details is not None:
-                entry["clefq"] = server.details
-            self.reply(200, {"object": "list", "data": [entry]})
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            with server.lock:
-                server.bodies.append(body)
-                server.headers.append({k.lower(): v for k, v in self.headers.items()})
-                failure = server.failures.pop(0) if server.failures else None
-            if failure is not None:
-                self.reply(failure, {"error": {"message": f"mood {failure}"}})
-            else:
-                self.reply(200, server.respond(body))
-
-        def reply(self, status: int, value: Any) -> None:
-            data = json.dumps(value).encode()
-            self.send_response(status)
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
-        threading.Thread(target=listening.serve_forever, daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{listening.server_address[1]}"
-        finally:
-            listening.shutdown()
-
-
 @pytest.fixture
 def server() -> Server:
     return Server()
-
-
-@pytest.fixture(autouse=True)
-def no_pause(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    pauses: list[float] = []
-    monkeypatch.setattr(http_client.time, "sleep", pauses.append)
-    return pauses
 
 
 def run(url: str, records: list[Record], **options: Any) -> dict[str, RecordResult]:
@@ -224,6 +171,7 @@ def test_a_refused_record_is_an_error_of_its_rows(server: Server, records: list[
     [
         (401, "refuses the key", "CLEFQ_API_KEY"),
         (404, "has no /v1/systemone", "--url"),
+        (501, "has no /v1/systemone", "--api"),
         (503, "still overloaded", "resumes"),
     ],
 )
@@ -266,6 +214,56 @@ def test_a_run_resumes(server: Server, set_path: Path, tmp_path: Path) -> None:
         summary = predict_set(job, QUIET)
         assert 0 < summary.resumed <= 5
         assert len(server.bodies) - asked == count - summary.resumed
+
+
+def test_a_finished_run_is_not_asked_again(
+    server: Server, set_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Answers may be paid for; but a server that says it runs something else is asked."""
+    out = tmp_path / "p.parquet"
+    count = sum(1 for _ in open_set(set_path).records())
+    with running(server) as url:
+        job = PredictJob(served_model("clef"), set_path, out, "http", EngineSpec(), url)
+
+        def asked(job: PredictJob = job) -> int:
+            before = len(server.bodies)
+            summary = predict_set(job, Console())
+            new = len(server.bodies) - before
+            assert summary.finished == (new == 0)
+            return new
+
+        assert asked() == count
+        written = out.read_bytes()
+        assert asked() == 0
+        assert "is finished" in capsys.readouterr().err
+        # how fast changes no answer
+        assert asked(replace(job, spec=EngineSpec(concurrency=2))) == 0
+        assert out.read_bytes() == written
+        assert asked(replace(job, again=True)) == count
+        server.details = {"arithmetic": "w8a8", "kernels": "real", "sha256": "a" * 64}
+        assert asked() == count
+        assert "the server now says model_sha256 aaaa" in capsys.readouterr().err
+        assert asked() == 0
+        server.details = {**server.details, "sha256": "b" * 64}
+        assert asked() == count
+        assert read_predictions(out).meta.model_sha256 == "b" * 64
+        server.details = {**server.details, "engine_version": "2"}
+        assert asked() == count
+        # another model's name is another run
+        job = replace(job, model=replace(job.model, model_id="other"))
+        assert asked(job) == count
+
+
+def test_a_finished_run_without_an_answer_is_asked_again(
+    server: Server, set_path: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "p.parquet"
+    with running(server) as url:
+        job = PredictJob(served_model("clef"), set_path, out, "http", EngineSpec(), url)
+        server.failures = [422] * sum(1 for _ in open_set(set_path).records())
+        assert predict_set(job, QUIET).errors > 0
+        summary = predict_set(job, QUIET)
+    assert summary.errors == 0 and not summary.finished
 
 
 def test_images_and_the_key_are_sent(

@@ -40,6 +40,7 @@ def clefq(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
 
 
+@pytest.mark.timeout(600)
 def test_the_whole_loop_with_vllm(run: RunFolder) -> None:
     """INT8 and FP8 in vLLM's real kernels: judged, and said so on the card."""
     done = clefq("parity", "--run", str(run.root), "--baseline", "bf16", "--engine", "vllm")
