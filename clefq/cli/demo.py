@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from clefq.console import Console
     from clefq.names.run_folder import RunFolder
 
-SCHEMES = ("fp8", "nvfp4a16", "nvfp4")
+# What each engine judges: transformers simulates all, vLLM's CPU build has kernels for two.
+SCHEMES = {"transformers": ("fp8", "nvfp4a16", "nvfp4"), "vllm": ("fp8", "int8")}
 CALIBRATION, EVAL = "nano-calibration", "nano-eval"
 
 
@@ -23,13 +24,22 @@ def command(
     out: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="Run folder to make, or to complete.")
     ] = Path("clefq-demo"),
+    engine: Annotated[
+        str,
+        typer.Option(
+            "--engine",
+            metavar="NAME",
+            help="transformers, or vllm: FP8 and INT8 in the serving environment, whose kernels "
+            "for them are real on a CPU too.",
+        ),
+    ] = "transformers",
     json_output: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Run the whole loop on the bundled miniature.
 
-    Quantizes it three ways, predicts, judges, reports. Takes a few minutes on two CPU cores and
-    needs no network. Exits with 0 when the loop completed, whatever the verdicts; run it again
+    Quantizes it, predicts, judges, reports. Takes a few minutes on two CPU cores and needs no
+    network. Exits with 0 when the loop completed, whatever the verdicts; run it again
     to complete what was interrupted.
     """
     from rich.console import Group
@@ -44,10 +54,11 @@ def command(
     console = Console(json_output=json_output, quiet=quiet)
     started = time.monotonic()
     run = RunFolder(out)
+    schemes = _schemes(run, engine)
     _lay_out(run, console)
-    for scheme in SCHEMES:
+    for scheme in schemes:
         _quantize(run, scheme, console)
-    request = Request(BASELINE, SCHEMES, (EVAL,), "transformers", ())
+    request = Request(BASELINE, schemes, (EVAL,), engine, ())
     plans = plan(request, run)
     predict_missing(plans, request, console)
     (found,) = plans
@@ -60,13 +71,40 @@ def command(
     )
     results = [(job.out, judge_set(job, load_spec("release"), console))]
     seconds = time.monotonic() - started
+    ran = "".join(
+        f"{row['variant']:<9}  {row['arithmetic']}, {row['kernels']} kernels of {row['engine']}\n"
+        for row in results[0][1]["candidates"]
+        if row["kernels"] == "real"
+    )
     closing = Text(
-        f"\nthe whole loop took {seconds:.0f} s.\nnext: cd {out} && clefq parity --baseline bf16"
+        f"{ran}\nthe whole loop took {seconds:.0f} s.\n"
+        f"next: cd {out} && clefq parity --baseline bf16"
     )
     console.result(
         {**comparison_json(results), "seconds": round(seconds, 1)},
         Group(comparison_text(results), closing),
     )
+
+
+def _schemes(run: RunFolder, engine: str) -> tuple[str, ...]:
+    """What this engine judges; refused where it cannot run, or where another one has answered."""
+    from clefq.engines.select import parse_engine, python_for
+    from clefq.errors import InputError
+    from clefq.names.run_folder import BASELINE
+    from clefq.store.predictions import read_meta
+
+    if engine not in SCHEMES:
+        raise InputError(
+            f"the demo has no engine {engine!r}.", fix=f"use one of {', '.join(SCHEMES)}."
+        )
+    python_for(parse_engine(engine))
+    answered = run.predictions(EVAL, BASELINE)
+    if answered.is_file() and (other := read_meta(answered).engine) != engine:
+        raise InputError(
+            f"{run.root} holds answers of {other}: those of another engine are no comparison.",
+            fix="give another --out.",
+        )
+    return SCHEMES[engine]
 
 
 def _lay_out(run: RunFolder, console: Console) -> None:

@@ -8,8 +8,10 @@ import random
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from clefq.nano import SETS
@@ -23,7 +25,7 @@ import sys
 from pathlib import Path
 from clefq.cli import demo
 import clefq.nano
-demo.SCHEMES = ("fp8",)
+demo.SCHEMES = {"transformers": ("fp8",)}
 clefq.nano.SETS = Path(sys.argv[1])
 from clefq.cli.main import run
 sys.argv = ["clefq", "demo", "--quiet", "--out", sys.argv[2]]
@@ -82,6 +84,34 @@ def test_a_demo_that_is_killed_completes_with_the_same_bytes(sets: Path, tmp_pat
     ours, theirs = read_predictions(killed / name), read_predictions(whole / name)
     assert ours.frame.equals(theirs.frame), delays
     assert verdicts(killed) == verdicts(whole)
+
+
+def test_an_engine_that_cannot_be_compared_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from clefq.cli.main import run as main
+    from clefq.names.run_folder import RunFolder
+    from tests.parity.factory import single
+    from tests.parity.synthetic import write
+
+    def demo(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["clefq", "demo", "--out", str(tmp_path), *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        assert stopped.value.code == 2
+        return capsys.readouterr().err
+
+    assert "has no engine 'http'" in demo("--engine", "http")
+    # where there is no vLLM, nothing is quantized first
+    monkeypatch.setattr("clefq.engines.select.runs_here", lambda name: False)
+    monkeypatch.setattr("clefq.engines.select.serve_python", lambda: None)
+    assert "make setup-serve" in demo("--engine", "vllm")
+    assert not list(tmp_path.iterdir())
+    monkeypatch.undo()
+    path = RunFolder(tmp_path).predictions("nano-eval", "bf16")
+    found = single([np.log([0.25, 0.75]).tolist()])
+    write(path, replace(found, meta=replace(found.meta, engine="vllm")))
+    assert "holds answers of vllm" in demo()
 
 
 def files(run: Path) -> dict[str, str]:

@@ -6,6 +6,7 @@ and SGLang's request models as their wheels 0.33.0 and 0.5.23 hold them.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -40,6 +41,7 @@ from tests.engines.stand_in import Stand, running
 
 pytestmark = pytest.mark.usefixtures("no_pause")
 
+PREDICT = Path(__file__).resolve().parents[2] / "docs" / "predict.md"
 QUESTIONS = {
     "sure": {"type": "noul", "instructions": "Is it?"},
     "mood": {"type": "score", "instructions": "How bad?", "criteria": ["fine", "bad", "awful"]},
@@ -170,6 +172,32 @@ def test_decisions_are_asked_and_read_in_openai_s_words() -> None:
     by_name = {question["name"]: question for question in body["questions"]}
     assert by_name["mood"]["levels"] == [{"label": "fine"}, {"label": "bad"}, {"label": "awful"}]
     assert by_name["queue"]["choices"][0] == {"value": "billing", "description": ""}
+
+
+@pytest.mark.parametrize("name", APIS)
+def test_every_api_is_asked_by_its_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CLEFQ_API_KEY", raising=False)
+    stand = Stand(decisions if APIS[name].form == "decisions" else systemone)
+    with running(stand) as url:
+        engine, results = ask(url, [RECORD], HttpOptions(name))
+    check(results["r"])
+    assert (engine.info.api, len(stand.bodies)) == (name, 1)
+
+
+def test_the_table_of_the_docs_has_every_api_with_its_limits() -> None:
+    table = PREDICT.read_text("utf-8").partition("| `--api` |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| `([a-z-]+)` \| (.*)$", table, re.M)
+    assert [name for name, _ in rows] == list(APIS)
+    for name, row in rows:
+        limits, path = APIS[name].limits, APIS[name].path
+        assert path.rstrip("/") in row or "the same" in row
+        said = {
+            f"{limits.questions} questions": limits.questions,
+            f"{limits.options} options": limits.options,
+            f"{limits.levels} levels": limits.levels,
+            f"{limits.cuts_at or 0:,} tokens": limits.cuts_at,
+        }
+        assert [words for words, value in said.items() if (words in row) != bool(value)] == []
 
 
 def test_another_path_s_systemone_is_taken_by_name() -> None:

@@ -62,9 +62,11 @@ def test_the_whole_loop_with_vllm(run: RunFolder) -> None:
     for variant in expected.keys() - {"bf16"}:
         report = json.loads((run.report("tiny") / variant / "parity.json").read_text())
         assert report["candidate"]["kernels"] == expected[variant][1]
-        # the trained miniature survives each of them but for single questions
-        assert 0 < report["metrics"]["kl"]["estimate"] < 0.05
+        assert report["metrics"]["kl"]["estimate"] > 0
     for variant in ("int8", "int4"):
+        # made as a user would: the trained miniature survives it but for single questions
+        report = json.loads((run.report("tiny") / variant / "parity.json").read_text())
+        assert report["metrics"]["kl"]["estimate"] < 0.05
         done = clefq("card", str(run.root), "--variant", variant)
         assert done.returncode == 0, done.stderr
         text = (run.model(variant) / "README.md").read_text(encoding="utf-8")
