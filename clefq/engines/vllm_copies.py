@@ -17,7 +17,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -85,6 +85,8 @@ class VllmCopies:
                     f"engine {number} runs {_kind(hello)}, engine 0 runs {_kind(hellos[0])}.",
                     fix="run on one kind of device and one version of vLLM.",
                 )
+        for copy in copies:
+            copy.expected = hellos[0]
         self._window = int(hellos[0]["window"])
         self.info = EngineInfo(**hellos[0]["info"])
 
@@ -94,8 +96,7 @@ class VllmCopies:
         """See `Engine.predict`: windows come as they are done.
 
         Raises:
-            ChildDied: The last copy died too often.
-            ClefqError: What a copy reported.
+            ClefqError: What a copy reported, or why the last one was given up.
         """
         jobs, failed = encode_jobs(self._maker.prompt, records, media_root, self._spec)
         if failed:
@@ -103,7 +104,7 @@ class VllmCopies:
         found = [job.record for job in jobs]
         windows = [found[i : i + self._window] for i in range(0, len(found), self._window)]
         waiting = _Waiting(windows)
-        done: SimpleQueue[list[RecordResult] | ClefqError] = SimpleQueue()
+        done: SimpleQueue[list[RecordResult] | ClefqError | _GivenUp] = SimpleQueue()
         alive = [copy for copy in self._copies if copy.alive]
         for copy in alive:
             work = (copy, waiting, done, media_root)
@@ -111,10 +112,10 @@ class VllmCopies:
         left, working = len(windows), len(alive)
         while left:
             results = done.get()
-            if isinstance(results, ChildDied):
+            if isinstance(results, _GivenUp):
                 working -= 1
                 if not working:
-                    raise results
+                    raise results.cause
             elif isinstance(results, ClefqError):
                 raise results
             else:
@@ -136,7 +137,7 @@ class VllmCopies:
 def _work(
     copy: _Copy,
     waiting: _Waiting,
-    done: SimpleQueue[list[RecordResult] | ClefqError],
+    done: SimpleQueue[list[RecordResult] | ClefqError | _GivenUp],
     media_root: Path | None,
 ) -> None:
     """Runs windows on one copy until there is none, or the copy has died too often."""
@@ -148,8 +149,9 @@ def _work(
             done.put(copy.run(window, media_root))
         except ChildDied as death:
             waiting.give_back(window)
-            if not copy.restart(death):
-                done.put(death)
+            cause = copy.restart(death)
+            if cause is not None:
+                done.put(_GivenUp(cause))
                 return
         except ClefqError as error:
             waiting.finish()
@@ -157,6 +159,13 @@ def _work(
             return
         else:
             waiting.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class _GivenUp:
+    """A copy that works no more, and why."""
+
+    cause: ClefqError
 
 
 class _Waiting:
@@ -199,6 +208,7 @@ class _Copy:
         self._restarts = 0
         self._closed = False
         self.alive = True
+        self.expected: Any = None  # what its successors must say too
         self._start()
 
     def _start(self) -> None:
@@ -221,8 +231,11 @@ class _Copy:
         self._child.send({"records": [record_to_json(record) for record in records], "root": place})
         return [result_from_json(value) for value in self._child.receive()]
 
-    def restart(self, death: ClefqError) -> bool:
-        """Starts the engine again after its death; False when that is in vain."""
+    def restart(self, death: ClefqError) -> ClefqError | None:
+        """Starts the engine again after its death; says why when that is in vain.
+
+        One that comes back otherwise, on another kind of node for example, is started again too.
+        """
         cause: ClefqError = death
         while self._restarts < RESTARTS and not self._closed:
             self._restarts += 1
@@ -230,14 +243,19 @@ class _Copy:
             self._child.close(0)
             self._start()
             try:
-                self.hello()
-                return True
+                hello = self.hello()
+                if self.expected in (None, hello):
+                    return None
+                cause = CheckpointError(
+                    f"{self._what} runs {_kind(hello)} now, the run began with "
+                    f"{_kind(self.expected)}."
+                )
             except ClefqError as error:
                 cause = error
         if not self._closed:
             _say(f"{cause.message} It is given up.")
         self.alive = False
-        return False
+        return cause
 
     def close(self) -> None:
         self._closed = True
@@ -246,8 +264,8 @@ class _Copy:
 
 def _kind(hello: Mapping[str, Any]) -> str:
     info = hello["info"]
-    names = ("engine_version", "arithmetic", "kernels", "device")
-    return " ".join(str(info[name]) for name in names)
+    names = ("engine_version", "arithmetic", "kernels", "dtype", "device")
+    return f"{' '.join(str(info[name]) for name in names)} in windows of {hello['window']}"
 
 
 def _say(text: str) -> None:

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import zlib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +30,10 @@ def main() -> None:
         reply = {"error": FAKE["error"], "fix": "less", "faults": [], "exit_code": 2}
         print(json.dumps(reply), flush=True)
         sys.exit(2)
-    info = EngineInfo("vllm", "9.9", "real", "bf16", "bfloat16", "fake")
     once = FAKE.get("mark")  # only the first process dies that finds no such file
+    died = once is not None and Path(once).exists()
+    again = FAKE.get("again", {}) if died else {}  # what is otherwise after that
+    info = replace(EngineInfo("vllm", "9.9", "real", "bf16", "bfloat16", "fake"), **again)
     print(json.dumps({"result": {"info": asdict(info), "window": 4}}), flush=True)
     for line in sys.stdin:
         work = json.loads(line)

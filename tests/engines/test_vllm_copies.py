@@ -121,6 +121,30 @@ def test_an_engine_that_dies_is_started_again_and_nothing_is_lost_or_done_twice(
     assert "ended with exit code 9 and no result. It is started again (1 of 3)." in said
 
 
+@pytest.mark.parametrize(
+    "again", [{"engine_version": "9.10"}, {"arithmetic": "w8a8"}, {"device": "another"}]
+)
+def test_an_engine_that_comes_back_otherwise_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, again: dict[str, str]
+) -> None:
+    monkeypatch.setattr(vllm_copies, "RESTARTS", 2)
+    mark = str(tmp_path / "died")
+    monkeypatch.setenv("FAKE_COPY", json.dumps({"die_on": "r4", "mark": mark, "again": again}))
+    engine = VllmCopies(NANO, spec(copies=1))
+    answered: list[RecordResult] = []
+    try:
+        with pytest.raises(ClefqError, match=r"the run began with 9\.9 bf16 real") as caught:
+            for group in engine.predict(records()):
+                answered += group
+    finally:
+        engine.close()
+    (new,) = again.values()
+    assert f" {new} " in caught.value.message
+    # none by the one that came back: the process id stands in for the token count
+    assert len({result.input_tokens for result in answered}) == 1
+    assert len(answered) < len(records())
+
+
 def test_a_window_that_kills_every_engine_ends_the_run_after_all_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
