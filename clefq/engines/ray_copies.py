@@ -9,11 +9,13 @@ bounded number of times, wherever the cluster has room.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 from clefq.child import Child, ChildDied, error_from_json, error_to_json
@@ -49,6 +51,7 @@ class RayCopies(vllm_copies.VllmCopies):
         ray = connect(spec.ray or LOCAL)
         resources: Mapping[str, float] = ray.cluster_resources()
         count = spec.copies if spec.copies > 1 else engines_that_fit(resources, spec)
+        spec = on_shared_cores(resources, count, spec)
         placed = resources_of(resources, spec)
         folder = folder.absolute()
         job = {"folder": str(folder), "spec": asdict(replace(spec, copies=1, ray=None))}
@@ -126,8 +129,25 @@ def engines_that_fit(cluster: Mapping[str, float], spec: EngineSpec) -> int:
     each = resources_of(cluster, spec)
     if each["num_gpus"]:
         return max(1, int(cluster["GPU"] // each["num_gpus"]))
-    nodes = sum(name.startswith("node:") and "internal" not in name for name in cluster)
-    return max(1, nodes)  # one engine takes all cores of a machine
+    return _nodes(cluster)  # one engine takes all cores of a machine
+
+
+def _nodes(cluster: Mapping[str, float]) -> int:
+    return max(1, sum(name.startswith("node:") and "internal" not in name for name in cluster))
+
+
+def on_shared_cores(cluster: Mapping[str, float], count: int, spec: EngineSpec) -> EngineSpec:
+    """How an engine is run where several share a machine without GPUs: on a part of its cores.
+
+    Args:
+        cluster: Resource to amount in the whole cluster.
+        count: Engines.
+        spec: How an engine is run; threads that were asked for stay.
+    """
+    each = -(-count // _nodes(cluster))
+    if cluster.get("GPU", 0) or each == 1 or spec.threads is not None:
+        return spec
+    return replace(spec, threads=max(1, int(cluster.get("CPU", 1) // _nodes(cluster) // each)))
 
 
 class _Place:
@@ -154,6 +174,7 @@ class Host:
         self._module = module
         self._child: Child | None = None
         self._sha256 = ""
+        self._claim: Any = None
 
     def ask(self, job: Any) -> dict[str, Any]:
         """Hands the engine a job and waits for its answer; the first one starts it.
@@ -175,8 +196,27 @@ class Host:
         self._sha256 = checkpoint_sha256(Path(job["folder"]))
         settings = serve_settings(EngineSpec(**job["spec"]))
         gpus = visible_gpus(os.environ)
-        (environment,) = engine_environments(settings, 1, os.environ, gpus)
+        cores = len(os.sched_getaffinity(0))
+        places = 1 if gpus else max(1, cores // (settings.cpu_threads or cores))
+        number, self._claim = _claim(places)
+        environment = engine_environments(settings, places, os.environ, gpus)[number]
         return Child(python_for("vllm"), self._module, "vllm engine", environment)
+
+
+def _claim(places: int) -> tuple[int, Any]:
+    """The first part of this machine's cores that no other engine has, and what holds it.
+
+    Actors do not know of each other; a lock ends with its process, however that ends.
+    """
+    for number in range(places):
+        held = (Path(gettempdir()) / f"clefq-{os.getuid()}-cores-{number}.lock").open("a")
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            held.close()
+        else:
+            return number, held
+    return 0, None
 
 
 class _RemoteChild:

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
 from clefq.console import Console
-from clefq.engines import vllm_copies
+from clefq.engines import ray_copies, vllm_copies
 from clefq.engines.base import EngineSpec
-from clefq.engines.ray_copies import engines_that_fit, resources_of
-from clefq.engines.select import open_engine
+from clefq.engines.ray_copies import engines_that_fit, on_shared_cores, resources_of
+from clefq.engines.select import open_engine, serve_python
 from clefq.errors import InputError
 from clefq.nano import SETS, WEIGHTS
 from clefq.store.predictions import read_predictions
+from clefq.store.sets import open_set
+from tests.engines.conftest import build_set
 
 ROOT = Path(__file__).parents[2]
 # Ray leaves files and sockets to the garbage collector
@@ -44,6 +48,35 @@ def test_what_an_engine_takes(
     spec = EngineSpec(ray="auto", **options)  # type: ignore[arg-type]
     assert resources_of(cluster, spec) == each
     assert engines_that_fit(cluster, spec) == engines
+
+
+@pytest.mark.parametrize(
+    ("cluster", "count", "threads"),
+    [
+        (CPUS, 2, None),  # a node each
+        (CPUS, 4, 1),
+        ({"CPU": 16.0, "node:10.0.0.1": 1.0}, 3, 5),
+        ({"CPU": 2.0, "node:10.0.0.1": 1.0}, 4, 1),
+        ({**CPUS, "GPU": 8.0}, 8, None),
+    ],
+)
+def test_engines_of_one_machine_share_its_cores(
+    cluster: dict[str, float], count: int, threads: int | None
+) -> None:
+    spec = EngineSpec(ray="auto")
+    assert on_shared_cores(cluster, count, spec).threads == threads
+    assert on_shared_cores(cluster, count, replace(spec, threads=3)).threads == 3
+
+
+def test_each_engine_of_a_machine_claims_cores_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_copies, "gettempdir", lambda: str(tmp_path))
+    first, second, third = (ray_copies._claim(2) for _ in range(3))
+    assert [number for number, _ in (first, second, third)] == [0, 1, 0]
+    assert third[1] is None  # more than there are: shared
+    first[1].close()
+    assert ray_copies._claim(2)[0] == 0
 
 
 def test_what_does_not_go_with_a_cluster() -> None:
@@ -78,7 +111,7 @@ def cluster() -> Iterator[Any]:
 DRIVER = """
 import sys
 from pathlib import Path
-from clefq.engines import vllm_copies
+from clefq.engines import ray_copies, vllm_copies
 vllm_copies.MODULE = "tests.engines.fake_copy"
 from clefq.console import Console
 from clefq.engines.base import EngineSpec
@@ -118,7 +151,7 @@ def journal_lines(out: Path) -> int:
 
 
 def wait_for(out: Path, lines: int) -> None:
-    limit = time.monotonic() + 120
+    limit = time.monotonic() + 240
     while journal_lines(out) < lines:
         assert time.monotonic() < limit
         time.sleep(0.02)
@@ -164,3 +197,50 @@ def test_a_node_that_is_lost(cluster: Any, alone: Any, tmp_path: Path) -> None:
     assert driver.wait(240) == 0
     assert rows(out).equals(alone)
     assert vllm_copies.RESTARTS == 3
+
+
+def clefq_predict(
+    out: Path, eval_set: Path, *options: str, stderr: IO[str] | None = None
+) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "clefq.cli.main", "predict", "nano", "--eval", str(eval_set)]
+    command += ["--engine", "vllm", "--dp", "2", "--threads", "1", "--out", str(out), "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.Popen(
+        [*command, *options], text=True, stdout=subprocess.PIPE, stderr=stderr, env=environment
+    )
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(1500)
+def test_real_engines(tmp_path: Path) -> None:
+    """vLLM itself on this machine's cores: as `--dp 2` answers, and one engine may be killed."""
+    pytest.importorskip("ray")
+    if serve_python() is None:
+        pytest.skip("needs the serving environment: make setup-serve")
+    records = [record for record in open_set(SETS / "nano-eval").records() if not record.images]
+    chosen = build_set(tmp_path / "set", records[::3])
+    # twice each in turn: the machine may be busy for a while
+    seconds: dict[str, float] = {"dp": 0.0, "ray": 0.0}
+    frames = []
+    for number in range(2):
+        for name, options in (("dp", ()), ("ray", ("--ray", "local"))):
+            out = tmp_path / f"{name}-{number}.parquet"
+            said, _ = clefq_predict(out, chosen, *options).communicate(timeout=400)
+            summary = json.loads(said)
+            assert summary["errors"] == 0 and summary["arithmetic"] == "bf16"
+            seconds[name] += summary["seconds"]
+            frames.append(read_predictions(out).frame)
+    assert all(frame.map(str).equals(frames[0].map(str)) for frame in frames[1:])
+    print(f"\n--ray local: {seconds['dp'] / seconds['ray']:.3f} of --dp 2's records/s")
+    out = tmp_path / "killed.parquet"
+    said = tmp_path / "said"
+    with said.open("w") as stderr:
+        run = clefq_predict(out, chosen, "--ray", "local", stderr=stderr)
+    wait_for(out, 2)  # of four windows; each engine has one
+    engines = subprocess.run(
+        ["pgrep", "-f", "python.* -m clefq.engines.vllm_copy"], capture_output=True, text=True
+    ).stdout.split()
+    os.kill(int(engines[0]), signal.SIGKILL)
+    assert run.wait(400) == 0
+    assert "It is started again (1 of 3)" in said.read_text()
+    assert read_predictions(out).frame.map(str).equals(frames[0].map(str))
