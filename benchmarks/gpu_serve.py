@@ -9,7 +9,8 @@ probabilities are compared with the first layout's, and ended with SIGTERM while
 flight. With `--kill` and several engines the process that runs the first one's model is killed in
 the middle of a second load: every request must be answered or refused with a status.
 
-`offline-` layouts are what `clefq predict --engine vllm --dp N --tp N` runs, without a server:
+`offline-` layouts are what `clefq predict --engine vllm --dp N --tp N` runs, without a server (and
+`offline-ray2` what it runs with `--ray local --dp 2`, held against `offline-dp2` at the end):
 records per second of `--offline-count` records of the same lengths, start-up apart.
 
 `--alone N` asks N records one after the other, in the layouts of one engine: through HTTP on one
@@ -145,11 +146,13 @@ def offline_child(options: argparse.Namespace, layout: str, out: str) -> None:
     from clefq.engines.vllm_engine import open_engine
 
     folder = model_folder(options.model)
-    name = {"dp": "copies", "tp": "tensor_parallel"}[layout[:2]]
+    kind, count = layout[:-1], int(layout[-1])
+    name = "tensor_parallel" if kind == "tp" else "copies"
     kinds = options.lengths.split(",")
     records = workload.records(PromptTokenizer.from_folder(folder), kinds, options.offline_count)
     started = time.perf_counter()
-    engine = open_engine(folder, EngineSpec(**{name: int(layout[2:])}))
+    spec = EngineSpec(**{name: count, "ray": "local" if kind == "ray" else None})
+    engine = open_engine(folder, spec)
     loaded = time.perf_counter() - started
     for _ in engine.predict(records[:128]):
         pass
@@ -293,9 +296,18 @@ def alone_without_http(engine: Any, records: list[Any]) -> list[float]:
 
 
 def held_against_offline(rows: list[dict]) -> list[str]:
-    """The two numbers that HTTP is allowed to cost, per layout that has both sides."""
+    """What HTTP is allowed to cost, and what Ray is, per layout that has both sides."""
     found = []
     by_layout = {row["layout"]: row for row in rows if "error" not in row}
+    rates = {
+        layout: row["records"] / row["seconds"]
+        for layout, row in by_layout.items()
+        if layout.startswith("offline")
+    }
+    for layout, rate in rates.items():
+        other = rates.get(layout.replace("ray", "dp"))
+        if "ray" in layout and other is not None:
+            found.append(f"{layout}: {rate:.1f} records/s, --dp {other:.1f}: {rate / other:.1%}")
     for layout, row in by_layout.items():
         offline = by_layout.get(f"offline-{layout}")
         if offline is None or "load" not in row:

@@ -131,7 +131,7 @@ def evidence_rows(found: Evidence) -> Iterator[tuple[str, str, str]]:
 
 # What a card says of a rounding.
 _ROUNDINGS = {
-    "nearest": "to the nearest, group scales of 4-bit weights from their largest (amax / 6)",
+    "nearest": "to the nearest, under scales from the largest weight that shares them",
     "search": "to the nearest, group scales of NVFP4 searched for the least squared error",
     "gptq": "GPTQ: errors made up for in later columns, on the calibration set",
 }

@@ -12,16 +12,20 @@ from typing import Any
 import pytest
 import yaml
 
+from clefq.console import Console
 from clefq.errors import InputError
 from clefq.names.run_folder import find_place
 from clefq.parity.gates.formatting import figure
 from clefq.parity.report.parity_json import signed
+from clefq.quantize.run import QuantizeSpec, quantize
 from clefq.release.card import CardOptions, make_card
 from clefq.release.card_text import card_text, compare, read_card
 from clefq.release.caveats import caveats
 from clefq.release.evidence import Evidence, gather
 from clefq.store.atomic import write_json
 from tests.release.conftest import EVAL, Clefq, Drift, write_answers
+
+CONSOLE = Console(quiet=True)
 
 
 def of(root: Path, variant: str) -> Evidence:
@@ -70,6 +74,24 @@ def test_written_and_checked(
 
     ModelCard.load(path)
     assert "missing" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("scheme", "arithmetic"), [("int8", "w8a8-int8"), ("int4", "w4a16-int4")])
+def test_integers_have_cards_too(
+    clefq: Clefq, run_folder: Path, scheme: str, arithmetic: str
+) -> None:
+    folder = run_folder / "models" / scheme
+    quantize(QuantizeSpec(str(run_folder / "models" / "bf16"), scheme), folder, CONSOLE)
+    write_answers(run_folder, scheme, Drift(noise=0.02, arithmetic=arithmetic))
+    judged = clefq("parity", "--baseline", "bf16", "--candidate", scheme, "--run", run_folder)
+    assert judged in (0, 1, 3)
+    card = ("card", run_folder, "--variant", scheme)
+    assert clefq(*card) == 0 and clefq(*card, "--check") == 0
+    text = (folder / "README.md").read_text("utf-8")
+    assert scheme in yaml.safe_load(text.split("---\n")[1])["tags"]
+    assert f"{scheme.upper()} build of bf16" in text
+    assert f"MLP: 24 × {arithmetic}" in text and f"({arithmetic}, real kernels)" in text
+    assert "amax / 6" not in text  # which is NVFP4's scale alone
 
 
 def test_every_figure_is_the_reports(evidence: Evidence) -> None:
