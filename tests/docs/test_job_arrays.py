@@ -1,8 +1,9 @@
-"""The job arrays of deploy/: each asks for every shard once, with options that there are."""
+"""Job arrays: the page's commands, and deploy/, which asks for every shard once."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pytest
 import yaml
 
 from clefq.engines.shards import Shard, parse_shard
+from tests.docs.markdown import blocks
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
+PAGE = DEPLOY.parent / "docs" / "more-machines.md"
 
 
 def _script(name: str) -> str:
@@ -50,3 +53,43 @@ def test_every_task_has_its_shard(name: str, environment: dict[str, str], tmp_pa
         assert words[:6] == ["predict", "bf16", "--eval", "my-set", "--engine", "vllm"]
         asked.append(parse_shard(words[words.index("--shard") + 1]))
     assert asked == [Shard(number, 8) for number in range(1, 9)]
+
+
+def test_the_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a run folder, with stand-ins for engines: every shard, in any order, then the merge."""
+    from typer.testing import CliRunner
+
+    from clefq.cli.main import app
+    from clefq.engines import predict, vllm_copies
+    from clefq.nano import SETS, WEIGHTS
+    from clefq.store.predictions import read_predictions
+    from clefq.store.sets import SetDraft, open_set, write_set
+
+    (code,) = [b.code for b in blocks(PAGE) if "clefq merge" in b.code]
+    shard, merge = (shlex.split(line, comments=True)[1:] for line in code.splitlines())
+    monkeypatch.setattr(predict, "runs_here", lambda _: True)
+    monkeypatch.setattr(vllm_copies, "MODULE", "tests.engines.fake_copy")
+    monkeypatch.setenv("PYTHONPATH", str(DEPLOY.parent))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "bf16").symlink_to(WEIGHTS)
+    whole = open_set(SETS / "nano-eval")
+    records = [record for record in whole.records() if not record.images][::12]
+    draft = SetDraft("eval", "my-set", whole.manifest.definition, whole.manifest.sources)
+    write_set(tmp_path / "sets" / "my-set", records, {}, draft)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> None:
+        done = CliRunner().invoke(app, [*words], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+
+    for number in (3, 1, 4, 2):
+        mine = [word.replace("1/4", f"{number}/4") for word in shard]
+        run(*mine, "--dp", "2", "--threads", "1")
+    files = [str(path) for path in sorted(tmp_path.glob(merge.pop()))]
+    assert len(files) == 4
+    run(*merge, *files)
+    found = read_predictions(tmp_path / "predictions" / "my-set" / "bf16.parquet")
+    assert list(dict.fromkeys(found.frame.record_id)) == [record.id for record in records]
+    assert found.frame.error.isna().all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from clefq.store.sets import open_set
 from tests.engines.conftest import build_set
 
 ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "more-machines.md"
 # Ray leaves files and sockets to the garbage collector
 pytestmark = pytest.mark.filterwarnings("ignore")
 CPUS = {"CPU": 4.0, "node:10.0.0.1": 1.0, "node:10.0.0.2": 1.0, "node:__internal_head__": 1.0}
@@ -108,26 +110,27 @@ def cluster() -> Iterator[Any]:
     os.environ.update(before)
 
 
+# the command of docs/more-machines.md, with stand-ins for engines
 DRIVER = """
 import sys
-from pathlib import Path
-from clefq.engines import ray_copies, vllm_copies
+from clefq.engines import vllm_copies
 vllm_copies.MODULE = "tests.engines.fake_copy"
-from clefq.console import Console
-from clefq.engines.base import EngineSpec
-from clefq.engines.predict import PredictJob, predict_set
-from clefq.names.models import find_model
-job = PredictJob(find_model({model!r}, None), Path({eval_set!r}), Path(sys.argv[1]), "vllm",
-                 EngineSpec(ray=sys.argv[2], copies=2, threads=1))
-print(predict_set(job, Console(quiet=True)).resumed)
+from clefq.cli.main import run
+sys.argv = ["clefq", *sys.argv[1:]]
+run()
 """
 
 
 def drive(out: Path, address: str, **environment: str) -> subprocess.Popen[str]:
-    code = DRIVER.format(model=str(WEIGHTS), eval_set=str(SETS / "nano-eval"))
-    command = [sys.executable, "-c", code, str(out), address]
+    (line,) = re.findall(r"^clefq (predict .* --ray auto) ", PAGE.read_text("utf-8"), re.M)
+    places = {"bf16": str(WEIGHTS), "my-set": str(SETS / "nano-eval"), "auto": address}
+    words = [places.get(word, word) for word in line.split()]
+    words += ["--dp", "2", "--threads", "1", "--out", str(out), "--json", "--quiet"]
     return subprocess.Popen(
-        command, env={**os.environ, **environment}, text=True, stdout=subprocess.PIPE
+        [sys.executable, "-c", DRIVER, *words],
+        env={**os.environ, **environment},
+        text=True,
+        stdout=subprocess.PIPE,
     )
 
 
@@ -168,7 +171,7 @@ def test_a_driver_that_is_killed_resumes(cluster: Any, alone: Any, tmp_path: Pat
     assert not out.exists()
     again = drive(out, cluster.address)
     said, _ = again.communicate(timeout=180)
-    assert again.returncode == 0 and int(said.split()[-1]) >= 16
+    assert again.returncode == 0 and json.loads(said)["resumed"] >= 16
     assert rows(out).equals(alone)
 
 
