@@ -84,6 +84,9 @@ def connect(address: str) -> Any:
         raise MissingDependencyError("Ray", "pip install 'clefq[ray]'") from error
     if ray.is_initialized():
         return ray
+    if address == LOCAL:
+        # engines are this command's own work; Ray would run them behind everything else
+        os.environ.setdefault("RAY_worker_niceness", "0")
     try:
         ray.init(
             address=address,

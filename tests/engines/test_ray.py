@@ -243,6 +243,10 @@ def test_real_engines(tmp_path: Path) -> None:
     engines = subprocess.run(
         ["pgrep", "-f", "python.* -m clefq.engines.vllm_copy"], capture_output=True, text=True
     ).stdout.split()
+    assert {os.getpriority(os.PRIO_PROCESS, int(pid)) for pid in engines} == {0}
+    places = [Path(f"/proc/{pid}/environ").read_text().split("\0") for pid in engines]
+    bound = [[x for x in place if x.startswith("VLLM_CPU_OMP_THREADS_BIND")] for place in places]
+    assert len(bound) == 2 and bound[0] != bound[1]  # cores of its own each
     os.kill(int(engines[0]), signal.SIGKILL)
     assert run.wait(400) == 0
     assert "It is started again (1 of 3)" in said.read_text()
