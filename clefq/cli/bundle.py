@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from clefq.console import Console
     from clefq.release.hash_tree import HashTree
+    from clefq.release.names import Names
     from clefq.release.publish import Published
     from clefq.release.verify import Verified
 
@@ -41,6 +42,10 @@ def command(
             "--out", metavar="PATH", help="Folder, or NAME.tar (default: RUN-evidence.tar here)."
         ),
     ] = None,
+    redact: Annotated[
+        bool,
+        typer.Option("--redact", help="Leave out names and ids; figures and verdicts stay."),
+    ] = False,
     verify: Annotated[
         bool, typer.Option("--verify", help="Compute everything again; exit 1 on a difference.")
     ] = False,
@@ -76,6 +81,10 @@ def command(
     A bundle holds gate files, manifests, predictions, reports, audits and
     definitions, with the hash of each and one over all of them.
 
+    --redact packs it under opaque names: no ids, cohorts, options, column or
+    file names, no instructions. Everything can be computed again all the same.
+    What stands for what is written beside the bundle, to be kept.
+
     --verify compares every hash, then computes every statistic and verdict
     again from the predictions.
 
@@ -95,15 +104,17 @@ def command(
     _refuse("packing", not (verify or publish), {"--out": out})
     if verify and publish is not None:
         raise InputError("--verify and --publish are two steps.", fix="publish, then verify.")
+    if verify and redact:
+        raise InputError("--verify and --redact are two steps.", fix="pack, then verify.")
     if verify:
         _verify(target or Path.cwd(), root, console)
         return
     run = find_run_folder(target)
     if publish is not None:
         names = (repo, base_model, tuple(despite or ()))
-        _publish(run, variant, publish, names, console)
+        _publish(run, variant, publish, names, redact, console)
         return
-    _pack(run, variant, out, console)
+    _pack(run, variant, out, redact, console)
 
 
 def _refuse(mode: str, on: object, given: Mapping[str, object]) -> None:
@@ -114,27 +125,47 @@ def _refuse(mode: str, on: object, given: Mapping[str, object]) -> None:
             raise InputError(f"{name} goes with {mode} only.", fix="see `clefq bundle --help`.")
 
 
-def _pack(run: object, variant: list[str] | None, out: Path | None, console: Console) -> None:
+def _pack(
+    run: object, variant: list[str] | None, out: Path | None, redact: bool, console: Console
+) -> None:
+    import contextlib
     from tempfile import TemporaryDirectory
 
-    from clefq.names.run_folder import RunFolder, judged_variants
+    from clefq.names.run_folder import RunFolder, reported_variants
     from clefq.release.archive import pack
     from clefq.release.bundle import BundleJob, pack_evidence
+    from clefq.release.redact import pack_redacted
     from clefq.store.atomic import atomic_folder
 
     assert isinstance(run, RunFolder)
-    variants = tuple(variant or judged_variants(run))
+    variants = tuple(variant or reported_variants(run))
     job = BundleJob(run, variants)
     target = out or Path(f"{run.root.resolve().name}-evidence.tar")
-    if target.suffix == ".tar":
-        with TemporaryDirectory(prefix="clefq-") as scratch:
-            tree = pack_evidence(job, Path(scratch), console)
-            pack(Path(scratch), target)
-    else:
-        with atomic_folder(target) as partial:
-            tree = pack_evidence(job, partial, console)
+    names = None
+    with contextlib.ExitStack() as stack:
+        if target.suffix == ".tar":
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="clefq-")))
+        else:
+            folder = stack.enter_context(atomic_folder(target))
+        if redact:
+            tree, names = pack_redacted(job, folder, console)
+        else:
+            tree = pack_evidence(job, folder, console)
+        if target.suffix == ".tar":
+            pack(folder, target)
+    if names is not None:
+        _keep_names(names, target, console)
     value = {"bundle": str(target), "sha256": tree.sha256, "files": dict(tree.files)}
     console.result({**value, "variants": list(variants)}, _packed_text(target, tree))
+
+
+def _keep_names(names: Names, target: Path, console: Console) -> None:
+    """Writes what stands for what beside a redacted bundle."""
+    from clefq.store.atomic import write_json
+
+    kept = target.with_name(f"{target.name}.names.json")
+    write_json(kept, names.to_json())
+    console.note(f"{kept} says what stands for what: keep it, and do not send it along")
 
 
 def _packed_text(target: Path, tree: HashTree) -> RenderableType:
@@ -179,6 +210,7 @@ def _publish(
     variant: list[str] | None,
     out: Path,
     names: tuple[str | None, str | None, tuple[str, ...]],
+    redact: bool,
     console: Console,
 ) -> None:
     from clefq.errors import InputError
@@ -194,8 +226,10 @@ def _publish(
     if variant is not None and len(variant) > 1:
         raise InputError("--publish takes one --variant.", fix="publish each on its own.")
     name = find_place(run.root, variant[0] if variant else None).variant
-    job = PublishJob(run, name, out, CardOptions(base_model, repo, overrides))
+    job = PublishJob(run, name, out, CardOptions(base_model, repo, overrides), redact)
     found = publish(job, console)
+    if found.names is not None:
+        _keep_names(found.names, out, console)
     console.result(found.to_json(), _published_text(found))
 
 

@@ -247,8 +247,12 @@ def is_published(folder: Path) -> bool:
 
 def judged_variants(run: RunFolder) -> list[str]:
     """Variants with a checkpoint and a report, sorted."""
-    judged = {path.parent.name for path in run.root.glob(f"report/*/*/{REPORT}")}
-    return sorted(judged & set(run.variants()))
+    return [name for name in reported_variants(run) if name in run.variants()]
+
+
+def reported_variants(run: RunFolder) -> list[str]:
+    """Variants with a report, sorted: answers may have come without the checkpoint."""
+    return sorted({path.parent.name for path in run.root.glob(f"report/*/*/{REPORT}")})
 
 
 def only_variant(names: Sequence[str], where: Path) -> str:

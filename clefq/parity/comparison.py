@@ -136,7 +136,7 @@ def _choice(
     """The recommendation among the candidates that are judged now."""
     words = {report.candidate.variant: report.verdict.word for report in reports}
     speeds = {name: float(speed["value"]) for name, speed in job.sizes.throughput.items()}
-    return choose(words, duels(candidates, spec.loaded.sha256), job.sizes.bytes, speeds)
+    return choose(words, duels(candidates, spec.loaded.seed), job.sizes.bytes, speeds)
 
 
 def _others(job: SetJob, spec: JudgeSpec, baseline: Predictions, judged: Sequence[str]) -> Others:

@@ -6,6 +6,7 @@
     models/<variant>/                   checkpoint-config.json, clefq.json, recipe.yaml, audit.json
     gates/<name>-<hash>.yaml            every gate file that a report embeds
     bench/                              what `clefq bench offline` measured of them
+    redacted.json                       of a redacted bundle only (`clefq.release.redact`)
     evidence.json                       the hash of each of them, and the root
 
 Nothing in it depends on when or where it was packed.
@@ -31,7 +32,7 @@ from clefq.parity.report.documents import check_document
 from clefq.parity.report.html_page import index_html
 from clefq.parity.report.keeping import SUMMARY_FILE
 from clefq.parity.report.parity_json import read_parity
-from clefq.parity.report.summary import sizes_in, summary_document
+from clefq.parity.report.summary import Sizes, sizes_in, summary_document
 from clefq.plain_files import read_json, sha256_file
 from clefq.quantize.audit import audit_checkpoint
 from clefq.quantize.manifest import MANIFEST, read_build_manifest
@@ -44,6 +45,7 @@ from clefq.store.set_manifest import read_manifest as read_set_manifest
 from clefq.store.sets import MANIFEST_FILE, RECORDS_FILE
 
 VIEWS = ("report.html", "report.md", "junit.xml", "breakdown.csv", "flips.parquet")
+REDACTED_FILE = "redacted.json"
 # In a published folder a second config.json would be taken for a part of the checkpoint.
 CONFIG = "checkpoint-config.json"
 _MODEL_FILES = {"config.json": CONFIG, MANIFEST: MANIFEST, RECIPE: RECIPE}
@@ -85,7 +87,7 @@ def pack_evidence(job: BundleJob, target: Path, console: Console) -> HashTree:
     reports = job.reports()
     if not reports:
         raise InputError(
-            f"{job.run.root} holds no report about {', '.join(job.variants)}.",
+            f"{job.run.root} holds no report about {', '.join(job.variants) or 'any variant'}.",
             fix="judge it: clefq parity --baseline bf16",
         )
     _check(job)
@@ -187,10 +189,12 @@ def _pack_summary(folder: Path, documents: Mapping[Path, Mapping[str, Any]], tar
     write_text(target / "report" / folder.name / "index.html", index_html(summary))
 
 
-def summary_of(stored: Mapping[str, Any], documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A summary of these reports, with the sizes and speeds that a stored one knows."""
+def summary_of(
+    stored: Mapping[str, Any], documents: Sequence[Mapping[str, Any]], sizes: Sizes | None = None
+) -> dict[str, Any]:
+    """A summary of these reports, with the sizes and speeds that a stored one knows, or others."""
     order = [row["variant"] for row in stored["candidates"]]
-    sizes = sizes_in(stored)
+    sizes = sizes or sizes_in(stored)
     ordered = sorted(documents, key=lambda d: order.index(d["candidate"]["variant"]))
     found: dict[str, Any] = json.loads(json.dumps(summary_document(ordered, sizes)))
     return found

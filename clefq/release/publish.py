@@ -19,11 +19,14 @@ from clefq.parity.report.files import write_breakdown
 from clefq.parity.statistics.slices import slice_order
 from clefq.plain_files import read_json
 from clefq.quantize.finish import hash_files
+from clefq.quantize.manifest import MANIFEST
 from clefq.release.bundle import BundleJob, pack_evidence
 from clefq.release.card import CardOptions, make_card
 from clefq.release.card_text import WrittenCard, card_text, compare, read_card, updated_text
-from clefq.release.evidence import AUDIT, PLUGIN, RELEASE_CODE, Evidence, gather
+from clefq.release.evidence import AUDIT, PLUGIN, RECIPE, RELEASE_CODE, Evidence, gather
 from clefq.release.hash_tree import HashTree
+from clefq.release.names import Names
+from clefq.release.redact import pack_redacted
 from clefq.release.vendor import write_plugin
 from clefq.store.atomic import atomic_folder, write_text
 from clefq.store.linking import place
@@ -44,12 +47,14 @@ class PublishJob:
         variant: The checkpoint.
         out: The folder to make.
         options: What the publisher adds to the card; `overrides` holds what may be wrong.
+        redact: Whether names and ids are left out (`clefq.release.redact`).
     """
 
     run: RunFolder
     variant: str
     out: Path
     options: CardOptions
+    redact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,7 @@ class Published:
         nbytes: Bytes of all files.
         methods: How the checkpoint's files got there → number of files.
         notes: What the publisher should know.
+        names: What stands for what in a redacted folder, or None.
     """
 
     folder: Path
@@ -73,6 +79,7 @@ class Published:
     nbytes: int
     methods: Mapping[str, int]
     notes: tuple[str, ...]
+    names: Names | None = None
 
     @property
     def command(self) -> str:
@@ -106,30 +113,52 @@ def publish(job: PublishJob, console: Console) -> Published:
         InputError: The evidence contradicts itself, the card at the checkpoint is not that of the
             evidence and `card` is not among the overrides, or `out` is there.
     """
+    if job.redact and "card" in job.options.overrides:
+        raise InputError(
+            "--redact cannot keep a card that is out of date: it may hold names.",
+            fix="leave out --despite card; the card is written from the redacted evidence.",
+        )
     found = gather(find_place(job.run.root, job.variant))
     old = _old_card(job, found)
     with atomic_folder(job.out) as partial:
         methods = _place_checkpoint(found.place.model, partial, console)
         (partial / EVIDENCE).mkdir()
         console.note("evidence")
-        tree = pack_evidence(BundleJob(job.run, (job.variant,)), partial / EVIDENCE, console)
+        tree, names = _place_evidence(job, partial, console)
         _check_audit(job, partial)
-        for item in found.sets:
+        placed = gather(find_place(partial, job.variant))
+        for item in placed.sets:
             write_metrics(partial / "metrics", item.name, item.document)
         _write_definitions(partial)
         console.note("vllm_plugin")
         write_plugin(partial / PLUGIN)
-        _write_card(job, partial, old)
+        _write_card(job, placed, partial / CARD, old)
     files = [path for path in job.out.rglob("*") if path.is_file()]
     return Published(
         folder=job.out,
         repo=_options(job, old).repo,
         tree=tree,
-        verdicts={item.name: item.word for item in found.sets},
+        verdicts={item.name: item.word for item in placed.sets},
         nbytes=sum(path.stat().st_size for path in files),
         methods=methods,
         notes=tuple(_notes(job.out)),
+        names=names,
     )
+
+
+def _place_evidence(
+    job: PublishJob, partial: Path, console: Console
+) -> tuple[HashTree, Names | None]:
+    """The evidence, and of a redacted one the checkpoint's own words on its recipe and set."""
+    packed = BundleJob(job.run, (job.variant,))
+    if not job.redact:
+        return pack_evidence(packed, partial / EVIDENCE, console), None
+    tree, names = pack_redacted(packed, partial / EVIDENCE, console)
+    for name in (MANIFEST, RECIPE):
+        copy = partial / EVIDENCE / "models" / job.variant / name
+        if copy.is_file():
+            shutil.copyfile(copy, partial / name)
+    return tree, names
 
 
 def _options(job: PublishJob, old: WrittenCard | None) -> CardOptions:
@@ -222,8 +251,7 @@ def _write_definitions(partial: Path) -> None:
         write_text(partial / "definitions" / f"{path.parent.name}.yaml", text)
 
 
-def _write_card(job: PublishJob, partial: Path, old: WrittenCard | None) -> None:
-    found = gather(find_place(partial, job.variant))
+def _write_card(job: PublishJob, found: Evidence, path: Path, old: WrittenCard | None) -> None:
     options = _options(job, old)
     card = make_card(found, options)
     if old is None:
@@ -231,7 +259,7 @@ def _write_card(job: PublishJob, partial: Path, old: WrittenCard | None) -> None
     else:
         stale = _stale_faults(job, old) if "card" in job.options.overrides else []
         text = _cautioned(old, stale) if stale else updated_text(card, old)
-    write_text(partial / CARD, text)
+    write_text(path, text)
 
 
 def _stale_faults(job: PublishJob, old: WrittenCard) -> list[str]:

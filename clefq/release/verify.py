@@ -20,20 +20,19 @@ from clefq.names.run_folder import REPORT
 from clefq.parity.gates.compare import CandidateReport
 from clefq.parity.rejudge import judge_again
 from clefq.parity.report.documents import Provenance, check_document
-from clefq.parity.report.files import write_breakdown
+from clefq.parity.report.files import report_page, write_breakdown
 from clefq.parity.report.flips import flips_frame
-from clefq.parity.report.html_page import index_html, report_html
+from clefq.parity.report.html_page import index_html
 from clefq.parity.report.junit import junit_xml
 from clefq.parity.report.keeping import SUMMARY_FILE
 from clefq.parity.report.markdown import report_markdown
 from clefq.parity.report.parity_json import document_digest, parity_document, read_parity
-from clefq.parity.report.plots import plots
 from clefq.parity.report.summary import sizes_in
 from clefq.plain_files import compact_json, read_json, sha256_bytes, sha256_file
 from clefq.quantize.finish import identity
 from clefq.quantize.manifest import MANIFEST, Manifest, read_build_manifest
 from clefq.release.archive import unpacked
-from clefq.release.bundle import CONFIG, gates_name, sides_of, summary_of
+from clefq.release.bundle import CONFIG, REDACTED_FILE, gates_name, sides_of, summary_of
 from clefq.release.evidence import AUDIT, RECIPE
 from clefq.release.hash_tree import TREE, HashTree, read_tree, tree_faults
 from clefq.release.media import media_of
@@ -118,6 +117,10 @@ def _verify_folder(folder: Path, root: str | None, found: Verified, console: Con
     found.faults += tree_faults(folder, tree)
     if found.faults:
         return  # figures of a bundle that is damaged say nothing
+    _compute_again(folder, tree, found, console)
+
+
+def _compute_again(folder: Path, tree: HashTree, found: Verified, console: Console) -> None:
     paths = sorted(folder.glob(f"report/*/*/{REPORT}"))
     if not paths:
         found.faults.append("it holds no report")
@@ -132,6 +135,8 @@ def _verify_folder(folder: Path, root: str | None, found: Verified, console: Con
     for path in sorted(folder.glob("models/*")):
         _guarded(found, folder, _model_faults(path))
     _guarded(found, folder, _stray_faults(folder, tree))
+    if REDACTED_FILE in tree.files:
+        found.notes.append("it is redacted: ids and names are opaque, texts are left out")
 
 
 def _guarded(found: Verified, folder: Path, faults: Iterator[str]) -> None:
@@ -232,11 +237,9 @@ def _view_faults(
     folder: Path, name: str, document: Mapping[str, Any], report: CandidateReport
 ) -> Iterator[str]:
     """The files that show a report must be those that it gives."""
-    statistics = report.statistics
-    drawn = [] if statistics is None else plots(document, statistics, report.noise)
     sizes = sizes_in(_read_summary(folder.parent / SUMMARY_FILE))
     texts = {
-        "report.html": [report_html(document, drawn, sizes)],
+        "report.html": [report_page(document, report, sizes)],
         "report.md": [report_markdown(document)],
         # whether inconclusive gates are failures was the publisher's choice
         "junit.xml": [junit_xml([document], inconclusive_fails=flag) for flag in (True, False)],
@@ -249,7 +252,7 @@ def _view_faults(
         made = (Path(scratch) / "breakdown.csv").read_bytes()
     if (folder / "breakdown.csv").read_bytes() != made:
         yield f"{name}breakdown.csv does not show this report"
-    if statistics is not None:
+    if report.statistics is not None:
         yield from _flips_faults(folder / "flips.parquet", f"{name}flips.parquet", report)
 
 
@@ -340,7 +343,7 @@ def _audit_faults(path: Path, manifest: Manifest) -> Iterator[str]:
             yield f"{path} is of another {name} than {MANIFEST}"
 
 
-_KNOWN = ("report/", "predictions/", "sets/", "models/", "gates/", "bench/")
+_KNOWN = ("report/", "predictions/", "sets/", "models/", "gates/", "bench/", REDACTED_FILE)
 
 
 def _stray_faults(folder: Path, tree: HashTree) -> Iterator[str]:

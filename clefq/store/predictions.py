@@ -121,6 +121,8 @@ class PredictionsMeta(Stored):
         prompts: How it was looked for prompts that a server cut without a word, which are then
             rows with `truncated_tokens`: `counted` with a tokenizer, `estimated` from the
             server's own counts, or None.
+        redacted_from: Hash of the file that this one is a copy of without its names (`clefq bundle
+            --redact`), or None.
     """
 
     eval_set: Annotated[str, Rule(can_name_folder, "cannot be a folder's name")]
@@ -148,6 +150,7 @@ class PredictionsMeta(Stored):
     answers: Literal["probabilities", "labels"] = "probabilities"
     api: str | None = None
     prompts: Literal["counted", "estimated"] | None = None
+    redacted_from: Annotated[str, sha256_digits()] | None = None
 
     @property
     def labels(self) -> bool:

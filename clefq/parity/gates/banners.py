@@ -14,6 +14,10 @@ COPIED = (
     "every answer of the candidate is the baseline's to the last bit: a copy, or a server that "
     "answers with another model than it was asked for"
 )
+REDACTED = (
+    "redacted: ids and names are opaque, and texts are left out; every figure was computed from "
+    "the redacted answers"
+)
 # From this share of answers that are bit for bit the baseline's, a report says so.
 MANY_IDENTICAL = 0.1
 
@@ -87,8 +91,8 @@ def _evidence_banners(coverage: Coverage) -> list[str]:
 
 
 def _model_banners(baseline: PredictionsMeta, candidate: PredictionsMeta) -> list[str]:
-    """Where the two models are not what a comparison with BF16 is about."""
-    found = []
+    """Where the two models are not what a comparison with BF16 is about, or not named."""
+    found = [REDACTED] if baseline.redacted_from or candidate.redacted_from else []
     if _one_model(baseline, candidate):
         found.append(
             "one model: baseline and candidate are the same checkpoint; this compares two runs "

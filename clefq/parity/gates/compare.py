@@ -220,7 +220,7 @@ def judge_candidate(
     statistics = compare(
         pairs,
         StatisticsSpec(
-            gate_file_sha256=spec.loaded.sha256,
+            gate_file_sha256=spec.loaded.seed,
             resamples=spec.resamples,
             thresholds=gates.thresholds,
             policies=gates.policies,
@@ -429,7 +429,7 @@ def _superseded(
     # The old file's policies, not the new one's of the same name, and the old file's seed.
     own = replace(
         statistics.spec,
-        gate_file_sha256=old.sha256,
+        gate_file_sha256=old.seed,
         policies=old.gates.policies,
         thresholds=old.gates.thresholds,
     )

@@ -40,6 +40,11 @@ class LoadedGates:
     path: Path
     bundled: bool = field(default=False)
 
+    @property
+    def seed(self) -> str:
+        """The hash that seeds resamples: the bytes', or of a redacted copy its original's."""
+        return self.gates.redacted_from or self.sha256
+
 
 def load_gates(name_or_path: str) -> LoadedGates:
     """Reads a gate file by path, or a bundled template by name (`TEMPLATES`).
@@ -58,9 +63,13 @@ def load_gates(name_or_path: str) -> LoadedGates:
             f"cannot read the gate file {path}: {error.strerror}.",
             fix=f"give a YAML file, or one of the templates {', '.join(TEMPLATES)}.",
         ) from error
-    return LoadedGates(
-        parse_gates(data, str(path)), data.decode("utf-8"), sha256_bytes(data), path, bundled
-    )
+    gates = parse_gates(data, str(path))
+    if gates.redacted_from is not None:  # whoever may choose the seeds may choose the verdict
+        raise GateFileError(
+            f"{path} is a redacted copy of another gate file.",
+            fix="judge by the original; `clefq gate` judges a redacted report again.",
+        )
+    return LoadedGates(gates, data.decode("utf-8"), sha256_bytes(data), path, bundled)
 
 
 def freeze_text(text: str, eval_set: BoundSet, baseline: BoundBaseline) -> str:

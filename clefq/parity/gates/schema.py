@@ -255,6 +255,8 @@ class GateFile(Stored):
         expected_accuracy: The baseline's accuracy as it is known, by cohort or `overall`, for
             example from a published table: where the interval measured here does not hold it, no
             required gate passes.
+        redacted_from: SHA-256 of the gate file that this one is a copy of without its names (`clefq
+            bundle --redact`): it has that file's seeds. None in a file to judge by.
         schema: Version of this form.
     """
 
@@ -275,6 +277,7 @@ class GateFile(Stored):
     cut_states: Literal["any", "invalid"] = "any"
     looks: Annotated[int, _within(1, MOST_LOOKS)] = 1
     expected_accuracy: Mapping[str, Threshold] = field(default_factory=dict)
+    redacted_from: Digest | None = None
     schema: Annotated[str, expected(SCHEMA)] = SCHEMA
 
     @property

@@ -90,7 +90,7 @@ def write_reports(
         for report in reports:
             variant = report.candidate.variant
             before = folder / variant / REPORT_FILE
-            documents.append(_write_candidate(partial / variant, report, spec, before))
+            documents.append(write_candidate(partial / variant, report, spec, before))
         for variant in spec.kept:
             shutil.copytree(folder / variant, partial / variant)
         choice = None if spec.choice is None else spec.choice.to_json()
@@ -112,26 +112,44 @@ def _all_sizes(folder: Path, spec: ReportSpec) -> Sizes:
     return Sizes({**old.bytes, **spec.sizes.bytes}, {**old.throughput, **spec.sizes.throughput})
 
 
-def _write_candidate(
-    target: Path, report: CandidateReport, spec: ReportSpec, before: Path
+def write_candidate(
+    target: Path, report: CandidateReport, spec: ReportSpec, before: Path | None = None
 ) -> Mapping[str, Any]:
+    """Writes one candidate's folder.
+
+    Args:
+        target: The folder, which is not there yet.
+        report: The judged candidate.
+        spec: What else it says.
+        before: The `parity.json` that is replaced, or None.
+
+    Returns:
+        The value of its `parity.json`.
+    """
     target.mkdir()
     statistics = report.statistics
     if statistics is not None:
         frame = flips_frame(statistics.pairs, statistics.values)
         frame.to_parquet(target / "flips.parquet", index=False, compression="zstd")
-    document = _as_before(parity_document(report, spec.provenance), before)
+    document: Mapping[str, Any] = parity_document(report, spec.provenance)
+    if before is not None:
+        document = _as_before(document, before)
     check_document(document, "parity", REPORT_FILE)
     write_json(target / REPORT_FILE, document)
-    drawn = [] if statistics is None else plots(document, statistics, report.noise)
-    coherence = coherence_plot(document)
-    drawn = drawn if coherence is None else [coherence, *drawn]
-    write_text(target / "report.html", report_html(document, drawn, spec.sizes))
+    write_text(target / "report.html", report_page(document, report, spec.sizes))
     write_text(target / "report.md", report_markdown(document))
     junit = junit_xml([document], inconclusive_fails=spec.inconclusive_fails)
     write_text(target / "junit.xml", junit)
     write_breakdown(target / "breakdown.csv", document)
     return document
+
+
+def report_page(document: Mapping[str, Any], report: CandidateReport, sizes: Sizes) -> str:
+    """The page of a `parity.json` value, with its pictures."""
+    statistics = report.statistics
+    drawn = [] if statistics is None else plots(document, statistics, report.noise)
+    coherence = coherence_plot(document)
+    return report_html(document, drawn if coherence is None else [coherence, *drawn], sizes)
 
 
 def _as_before(document: Mapping[str, Any], before: Path) -> Mapping[str, Any]:
