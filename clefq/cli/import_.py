@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -125,14 +127,21 @@ def command(
     _check_meta(_meta(None, variant, ran, (source, model_id or variant)), quantum)
     answers = read_answers(file, ImportSpec(from_format, choice, id_template))
     _settle(file, answers, labels=labels, exact=exact, quantum=quantum)
-    if new_set is not None:
-        _make_set(new_set, answers, file, console)
-    folder, path = _places(eval_set or str(new_set), variant, out, run)
-    meta = _meta(folder, variant, ran, (source, model_id or variant))
-    meta = _check_meta(meta, quantum, labels=are_labels(answers))
-    check_replaceable(path, meta.eval_set_sha256)
-    frame, summary = import_answers(folder.records(), answers, quantum)
-    write_predictions(path, frame, meta)
+    with _removed_on_error(new_set):
+        if new_set is not None:
+            _make_set(new_set, answers, file, console)
+        folder, path = _places(eval_set or str(new_set), variant, out, run)
+        meta = _meta(folder, variant, ran, (source, model_id or variant))
+        meta = _check_meta(meta, quantum, labels=are_labels(answers))
+        check_replaceable(path, meta.eval_set_sha256)
+        frame, summary = import_answers(folder.records(), answers, quantum)
+        if not summary.answered:
+            why = f" ({summary.first_error})" if summary.first_error is not None else ""
+            raise PredictionsError(
+                f"not one of the {summary.questions:,} questions has a usable answer{why}.",
+                fix=f"compare the ids and options of {file} with `clefq export` of the set.",
+            )
+        write_predictions(path, frame, meta)
     kind = "labels" if meta.labels else "probabilities"
     text = (
         f"{path}: {summary.answered:,} of {summary.questions:,} questions answered ({kind}), "
@@ -143,11 +152,20 @@ def command(
     if summary.renormalised:
         text += f" {summary.renormalised:,} sums were off one and divided out."
     console.result({"out": str(path), "answers": meta.answers, **asdict(summary)}, text)
-    if not summary.answered:
-        raise PredictionsError(
-            f"not one of the {summary.questions:,} questions has a usable answer.",
-            fix=f"compare the ids and options of {file} with `clefq export` of the set.",
-        )
+
+
+@contextmanager
+def _removed_on_error(new_set: Path | None) -> Iterator[None]:
+    """Removes a set that was made for answers which then did not fit."""
+    import shutil
+
+    there = new_set is None or new_set.exists()
+    try:
+        yield
+    except BaseException:
+        if new_set is not None and not there:
+            shutil.rmtree(new_set, ignore_errors=True)
+        raise
 
 
 def _settle(
@@ -181,6 +199,13 @@ def _make_set(folder: Path, answers: dict[Key, Answer], file: Path, console: Con
 
     count = write_new_set(folder, answers, file)
     console.note(f"{folder}: a set of {count:,} records, as {file} describes them")
+    asked = [answer.asked for answer in answers.values() if answer.asked is not None]
+    without = sum(question.gold is None for question in asked)
+    if without:
+        console.note(
+            f"of {without:,} of {len(asked):,} questions the file says no right answer that is one "
+            "of the options: accuracy leaves them out"
+        )
     lost = [key for key in answers if key[1] is None]
     for key in lost:
         del answers[key]

@@ -7,10 +7,13 @@ may choose otherwise.) A generated sample holds the filtered text: a label.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
+from clefq.errors import PredictionsError
 from clefq.importing.answers import ONLY, Answer, Asked, Key
 from clefq.importing.values import Gathered, mapping, number
 
@@ -32,6 +35,7 @@ def read_lm_eval(path: Path, file: Iterable[str], template: str | None) -> dict[
     Raises:
         PredictionsError: Lines are malformed.
     """
+    _check_template(template or DEFAULT_ID)
     gathered = Gathered(path)
     for line, value in gathered.lines(file):
         with gathered.reading(line):
@@ -39,6 +43,24 @@ def read_lm_eval(path: Path, file: Iterable[str], template: str | None) -> dict[
             record = _record_id(sample, template or DEFAULT_ID)
             gathered.add((record, ONLY), _answer(sample, f"{path}:{line}"))
     return gathered.result()
+
+
+def _check_template(template: str) -> None:
+    """Refuses widths that would fill the memory.
+
+    Raises:
+        PredictionsError: No template, or a width or precision of more than three digits.
+    """
+    try:
+        specs = [spec or "" for _, _, spec, _ in Formatter().parse(template)]
+    except ValueError as error:
+        raise PredictionsError(
+            f"--id {template}: {error}.", fix="write {doc_id} or {doc[id]}."
+        ) from error
+    if any("{" in spec or re.search(r"\d{4}", spec) for spec in specs):
+        raise PredictionsError(
+            f"--id {template} asks for a width that no id has.", fix="write {doc_id:06d}, say."
+        )
 
 
 def _record_id(sample: Mapping[str, Any], template: str) -> str:
@@ -88,13 +110,15 @@ def _gold(sample: Mapping[str, Any], texts: Sequence[str]) -> str | None:
     """The right continuation: by its text, or by its place from 0.
 
     Raises:
-        ValueError: Both readings are possible, and differ.
+        ValueError: Both readings are possible, and differ, or it is a place that is not there.
     """
     target = sample.get("target")
     text = str(target).strip()
     by_text = text if text in texts and not isinstance(target, int) else None
     place = int(text) if text.isdecimal() and int(text) < len(texts) else None
     by_place = None if place is None else texts[place]
+    if by_place is None and isinstance(target, int) and not isinstance(target, bool):
+        raise ValueError(f"target {text} is no place among {len(texts)} continuations, from 0")
     if by_text is not None and by_place is not None and by_text != by_place:
         raise ValueError(f"target {text!r} may be a text or a place among {', '.join(texts)}")
     return by_text if by_text is not None else by_place

@@ -28,6 +28,7 @@ import yaml
 from clefq.console import Console
 from clefq.errors import InputError
 from clefq.names.run_folder import REPORT
+from clefq.parity.comparison import FROM_PREDICTIONS, provenance
 from clefq.parity.gates.compare import CandidateReport
 from clefq.parity.gates.files import LoadedGates
 from clefq.parity.gates.schema import GateFile, PolicySpec, parse_gates
@@ -38,9 +39,8 @@ from clefq.parity.report.html_page import index_html
 from clefq.parity.report.keeping import SUMMARY_FILE
 from clefq.parity.report.parity_json import parity_document, read_parity
 from clefq.parity.report.summary import Sizes, sizes_in
-from clefq.parity.comparison import FROM_PREDICTIONS, provenance
 from clefq.plain_files import compact_json, read_json, sha256_bytes, sha256_file
-from clefq.quantize.manifest import MANIFEST, read_manifest, write_manifest
+from clefq.quantize.manifest import MANIFEST, read_build_manifest, write_manifest
 from clefq.release.bundle import (
     CONFIG,
     REDACTED_FILE,
@@ -318,7 +318,7 @@ class _Redaction:
                 shutil.copyfile(folder / name, goal / name)
         if not (folder / MANIFEST).is_file():
             return
-        manifest = read_manifest(folder)
+        manifest = read_build_manifest(folder)
         used, recipe = manifest.calibration, dict(manifest.recipe)
         if used is not None:
             used = {**used, "set": self.names.sets.get(str(used["set"]), "a set")}

@@ -116,3 +116,18 @@ def test_wrong_use_is_one_line(
     assert word in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "o.parquet").exists()
+
+
+def test_answers_that_do_not_fit_leave_no_set_behind(tmp_path: Path) -> None:
+    answers = {"a": {"type": "noul", "noul": "perhaps", "probabilities": {"perhaps": 1.0}}}
+    line = {"request_id": "r1", "payload_sha256": "a1", "status": "ok", "dataset": "D"}
+    source = tmp_path / "results.jsonl"
+    source.write_text(json.dumps({**line, "response": {"answers": answers}}) + "\n")
+    new = tmp_path / "set"
+    there = tmp_path / "there.parquet"
+    there.write_text("a file of the user's")
+    options = ("--variant", "x", "--arithmetic", "w4a4", "--out", there, "--new-set", new)
+    done = clefq("import", source, *options)
+    assert done.returncode != 0, done.stderr
+    assert not new.exists()
+    assert there.read_text() == "a file of the user's"

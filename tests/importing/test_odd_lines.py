@@ -42,12 +42,26 @@ def test_openai(message: Any, logprobs: Any) -> None:
         {"doc_id": 1, "arguments": ["text"], "filtered_resps": [[]]},
         {"doc_id": 1, "arguments": [["c", "a"], ["c", "b"]], "filtered_resps": [[], [0.1, False]]},
         {"doc_id": 1, "arguments": [["c", "a"]], "filtered_resps": [{"a": 1}]},
+        # a place that is not there is no missing gold
+        {
+            "doc_id": 1,
+            "target": 2,
+            "arguments": [["c", "a"], ["c", "b"]],
+            "filtered_resps": [[-1.0, False], [-2.0, False]],
+        },
     ],
 )
 def test_lm_eval(sample: Any) -> None:
     with pytest.raises(PredictionsError) as caught:
         read_lm_eval(FILE, [json.dumps(sample)], None)
     assert caught.value.faults[0].startswith("odd.jsonl:1: ")
+
+
+@pytest.mark.parametrize("template", ["{doc_id:9999999999d}", "{doc_id:{doc_id}d}", "{doc_id"])
+def test_a_template_cannot_fill_the_memory(template: str) -> None:
+    with pytest.raises(PredictionsError, match="--id") as caught:
+        read_lm_eval(FILE, [], template)
+    assert caught.value.fix
 
 
 def test_decision_index() -> None:

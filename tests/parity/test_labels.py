@@ -16,6 +16,7 @@ from clefq.parity.gates.compare import CandidateReport, JudgeSpec, judge_candida
 from clefq.parity.gates.files import load_gates
 from clefq.parity.rejudge import rejudge
 from clefq.parity.report.files import ReportSpec, write_reports
+from clefq.parity.report.flips import flips_frame
 from clefq.parity.report.summary import Sizes
 from clefq.parity.statistics.metric_facts import LABELS, lacks_probabilities, load_facts
 from clefq.store.predictions import Predictions, read_predictions, write_predictions
@@ -128,3 +129,13 @@ def test_files_hold_what_they_declare(tmp_path: Path) -> None:
 def test_no_threshold_on_labels() -> None:
     with pytest.raises(PredictionsError, match="no threshold"):
         _check_probabilities([PAIR[0], BOTH[1]])
+
+
+def test_changed_answers_show_no_probability_of_one() -> None:
+    statistics = judge(BOTH).statistics
+    assert statistics is not None
+    flips = flips_frame(statistics.pairs, statistics.values)
+    assert len(flips)
+    for role in ("baseline", "candidate"):
+        assert flips[f"{role}_confidence"].isna().all()
+        assert flips[f"{role}_choice"].notna().all()

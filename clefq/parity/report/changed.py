@@ -170,17 +170,19 @@ def _texts(records: Iterable[Record], keys: set[Key]) -> dict[Key, tuple[Record,
 
 def _probabilities(
     path: Path, side: Mapping[str, Any], keys: set[Key]
-) -> dict[Key, dict[str, float]]:
-    """Option → probability of each changed answer; none where the very file is not here."""
+) -> dict[Key, dict[str, float | None]]:
+    """Option → probability of each changed answer, None of labels; empty without the very file."""
     stored = side["predictions"]
     file = None if stored is None else path.parent / stored["path"]
     if file is None or not file.is_file() or sha256_file(file) != stored["sha256"]:
         return {}
     frame = read_predictions(file).frame
     columns = (frame[name] for name in ("record_id", "question_id", "option_ids", "logprobs"))
+    labels = side.get("answers") == "labels"
     return {
         (record, question): {
-            str(option): math.exp(log) for option, log in zip(options, logs, strict=True)
+            str(option): None if labels else math.exp(log)
+            for option, log in zip(options, logs, strict=True)
         }
         for record, question, options, logs in zip(*columns, strict=True)
         if (record, question) in keys and logs is not None
@@ -190,7 +192,7 @@ def _probabilities(
 def _changed(
     flip: Mapping[str, Any],
     texts: Mapping[Key, tuple[Record, Question]],
-    sides: Sequence[Mapping[Key, Mapping[str, float]]],
+    sides: Sequence[Mapping[Key, Mapping[str, float | None]]],
 ) -> ChangedAnswer:
     key = (flip["record_id"], flip["question_id"])
     before, after = (side.get(key, {}) for side in sides)
@@ -202,7 +204,7 @@ def _changed(
     if question is not None:
         described = {o.id: _description(o.description) for o in question.options}
 
-    def probability(role: str, side: Mapping[str, float], name: str) -> float | None:
+    def probability(role: str, side: Mapping[str, float | None], name: str) -> float | None:
         own = flip[f"{role}_confidence"] if flip[f"{role}_choice"] == name else None
         return side.get(name, own)
 

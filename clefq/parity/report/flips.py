@@ -83,8 +83,11 @@ def _columns(pairs: PairedSet, values: QuestionValues, rows: IntArray) -> dict[s
         "length_band": [band(tokens) for tokens in pairs.input_tokens[rows]],
         "gold": option_names(pairs, pairs.gold[rows]),
     }
-    for role, side in (("baseline", values.baseline), ("candidate", values.candidate)):
+    sides = (pairs.baseline.meta, values.baseline), (pairs.candidate.meta, values.candidate)
+    for role, (meta, side) in zip(("baseline", "candidate"), sides, strict=True):
         columns |= _side_columns(pairs, role, side, rows)
+        if meta.labels:  # one chosen option is no probability of 1
+            columns |= {f"{role}_{name}": [None] * len(rows) for name in ("confidence", "margin")}
     columns["tv"] = values.tv[rows].tolist()
     columns["kl"] = values.kl[rows].tolist()
     return columns
