@@ -13,7 +13,12 @@ Levers for weights: `plain` round to nearest, amax / 6; `four-six` the better of
 amax / 4; `search` the E4M3 group scale of least squared error; `importance` the same, errors
 weighted by the mean square of each input; `gptq` errors carried to later columns; `gptq-search`
 both; `gptq-inputs` as `gptq-search`, for inputs as four bits round them, so that the weights also
-make up for those. For inputs: `inputs-0.5`, `inputs-2`: the calibrated range halved, doubled. Every
+make up for those; `gptq-chain` the same, decoder layer by decoder layer, for what reaches a layer
+through the quantized layers before it. For inputs: `inputs-0.5`, `inputs-2`: the calibrated range
+halved, doubled; `smooth`: columns of weights multiplied, and of inputs divided, by
+√(largest input / largest weight), as SmoothQuant does; `sorted`: columns in the order of their
+inputs' size, so that a group holds like ones. Both change what no file could hold as it is (a norm
+before many Linears, one order for all layers): they say at most what it would gain. Every
 folder of `--checkpoints` is a lever of its own: its codes and scales, whoever made them.
 """
 
@@ -34,6 +39,7 @@ from torch import Tensor, nn
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
+from clefq.clef.family import fused_groups  # noqa: E402
 from clefq.clef.records import Record  # noqa: E402
 from clefq.clef.small_floats import pack_e2m1, round_to_e2m1, unpack_e2m1  # noqa: E402
 from clefq.clef.weight_files import open_tensors  # noqa: E402
@@ -57,17 +63,21 @@ Answers = dict[tuple[str, str], np.ndarray]
 class Moments:
     """Sums over the tokens of the calibration set, per module; F32 on the engine's device.
 
-    `inputs`: Σ x xᵀ; `rounded`: Σ x̂ x̂ᵀ of inputs as four bits round them; `cross`: Σ x x̂ᵀ.
+    `inputs`: Σ x xᵀ; `rounded`: Σ x̂ x̂ᵀ of inputs as they will be multiplied; `cross`: Σ x x̂ᵀ;
+    `peaks`: largest magnitude per column.
     """
 
     tokens: int = 0
+    peaks: Tensor | None = None
     inputs: Tensor | None = None
     rounded: Tensor | None = None
     cross: Tensor | None = None
 
     def add(self, x: Tensor, hat: Tensor) -> None:
-        """Adds tokens: inputs [tokens, columns], and the same as four bits round them."""
+        """Adds tokens: inputs [tokens, columns], and the same as they will be multiplied."""
         self.tokens += len(x)
+        peaks = x.abs().amax(0)
+        self.peaks = peaks if self.peaks is None else torch.maximum(self.peaks, peaks)
         self.inputs = plus(self.inputs, x.T @ x)
         self.rounded = plus(self.rounded, hat.T @ hat)
         self.cross = plus(self.cross, x.T @ hat)
@@ -77,11 +87,29 @@ def plus(sum_: Tensor | None, term: Tensor) -> Tensor:
     return term if sum_ is None else sum_ + term
 
 
+@dataclass(frozen=True)
+class Columns:
+    """Inputs divided by a factor per column, then put in another order, before they are rounded."""
+
+    divisor: float
+    factors: Tensor
+    order: Tensor
+
+    def quantize(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """E2M1 values times group scales, and one over the global divisor."""
+        return Nvfp4Inputs(self.divisor).quantize((inputs.float() / self.factors)[:, self.order])
+
+    def key(self) -> tuple[str, float]:
+        """Nothing is shared between layers."""
+        return "columns", float(id(self))
+
+
 @dataclass
 class Layer:
     """One quantized Linear of the engine.
 
-    `calibrated`: its input scale as the checkpoint has it; `input_divisor`: the one in use.
+    `calibrated`: its input scale as the checkpoint has it; `input_divisor`: the one in use;
+    `columns`: what a lever does to its inputs' columns.
     """
 
     name: str
@@ -91,6 +119,7 @@ class Layer:
     calibrated: float
     input_divisor: float
     moments: Moments = field(default_factory=Moments)
+    columns: Columns | None = None
 
 
 def group_error(groups: Tensor, scales: Tensor, divisor: Tensor, weight: Tensor | None) -> Tensor:
@@ -209,6 +238,56 @@ LEVERS: dict[str, Callable[[Layer], tuple[Tensor, Tensor]]] = {
 }
 DATA_FREE = {"plain", "four-six", "search", "inputs-0.5", "inputs-2"}
 INPUT_LEVERS = {"inputs-0.5": 2.0, "inputs-2": 0.5}  # factors of the divisor
+CHAIN = "gptq-chain"
+
+
+def smooth(layer: Layer, fused: Sequence[Layer]) -> tuple[Tensor, Tensor]:
+    """Factor and order of every column: √(largest input / largest weight of the fused group)."""
+    weights = torch.stack([each.source.abs().amax(0) for each in fused]).amax(0)
+    peaks = given(layer.moments.peaks)
+    factors = (peaks.clamp(min=1e-6) / weights.clamp(min=1e-6)).sqrt()
+    return factors / factors.median(), torch.arange(len(peaks), device=peaks.device)
+
+
+def sorted_columns(layer: Layer, fused: Sequence[Layer]) -> tuple[Tensor, Tensor]:
+    """Factor and order of every column: by the inputs' mean square."""
+    power = given(layer.moments.inputs).diagonal()
+    return torch.ones_like(power), power.argsort(stable=True)
+
+
+COLUMN_LEVERS = {"smooth": smooth, "sorted": sorted_columns}
+
+
+def apply_columns(layers: Sequence[Layer], lever: Callable) -> float:
+    """Gives every layer other columns, with global scales of its fused group; the weight error."""
+    by_name = {layer.name: layer for layer in layers}
+    fused = {name: [name] for name in by_name}
+    fused |= {m: list(group.members) for group in fused_groups(by_name) for m in group.members}
+    error = norm = 0.0
+    for layer in layers:
+        group = [by_name[name] for name in fused[layer.name]]
+        factors, order = lever(layer, group)
+        amax = max(float((each.source * factors).abs().max()) for each in group)
+        divisor = torch.tensor(448 * 6 / amax, device=factors.device)
+        weight = (layer.source * factors)[:, order]
+        groups = weight.unflatten(-1, (-1, GROUP))
+        packed, scales = codes_of(groups, plain_scales(groups, divisor), divisor)
+        store(layer, packed, scales, divisor)
+        largest = float((given(layer.moments.peaks) / factors).max())
+        layer.columns = Columns(448 * 6 / largest, factors, order)
+        back = torch.empty_like(weight)
+        back[:, order] = values_of(packed, scales, divisor)
+        error += float((back / factors - layer.source).double().square().sum())
+        norm += float(layer.source.double().square().sum())
+    return (error / norm) ** 0.5
+
+
+ALL_LEVERS = [*LEVERS, CHAIN, *INPUT_LEVERS, *COLUMN_LEVERS]
+
+
+def given(value: Tensor | None) -> Tensor:
+    assert value is not None  # data were collected
+    return value
 
 
 def main() -> None:
@@ -217,7 +296,7 @@ def main() -> None:
     parser.add_argument("--source", type=Path, required=True)
     parser.add_argument("--calibration", type=Path, required=True)
     parser.add_argument("--evals", type=Path, nargs="+", required=True)
-    parser.add_argument("--levers", nargs="+", default=[*LEVERS, *INPUT_LEVERS])
+    parser.add_argument("--levers", nargs="+", default=ALL_LEVERS)
     parser.add_argument("--checkpoints", type=Path, nargs="*", default=[])
     parser.add_argument("--arithmetics", nargs="+", default=["w4a16", "w4a4"])
     parser.add_argument("--limit", type=int, help="records of each set")
@@ -231,38 +310,56 @@ def main() -> None:
     engine = TransformersEngine(options.checkpoint, spec)
     layers = layers_of(engine, bf16)
     started = time.monotonic()
-    # one record a batch: padding is no input
-    alone = TransformersEngine(options.source, EngineSpec(max_length=4096, batch_tokens=1))
+    calibration: Sequence[Record] = ()
     if DATA_FREE.issuperset(options.levers):
         print("no lever needs data")
     else:
-        collect(alone, layers, records_of(options.calibration, None))
+        calibration = records_of(options.calibration, None)
+        collect(bf16, bf16, layers, calibration)
         took = time.monotonic() - started
         print(f"moments of {layers[0].moments.tokens:,} tokens: {took:.0f} s")
-    rows: list[dict] = []
-    plain: dict[tuple[str, str], dict] = {}
+    table = Table(sets, truth, gold, options.json)
     made = {folder.name: stored_in(folder) for folder in options.checkpoints}
-    for lever in [*options.levers, *made]:
-        started = time.monotonic()
-        make = (LEVERS | made).get(lever, LEVERS["plain"])
-        factor = INPUT_LEVERS.get(lever, 1.0)
-        error = apply(layers, make, factor)
-        seconds = time.monotonic() - started
-        for arithmetic in options.arithmetics:
-            if lever in INPUT_LEVERS and arithmetic == "w4a16":
+    for arithmetic in options.arithmetics:
+        for lever in [*options.levers, *made]:
+            if lever in INPUT_LEVERS | COLUMN_LEVERS and arithmetic == "w4a16":
                 continue
-            switch(layers, arithmetic == "w4a4")
-            for name, records in sets.items():
-                found = answers(engine, records)
-                row = compare(truth[name], found, gold[name])
-                base = plain.setdefault((arithmetic, name), row)
-                row |= {"lever": lever, "arithmetic": arithmetic, "set": name}
-                row |= {"weight_error": error, "seconds": seconds}
-                row["kl_against_plain"] = difference(row["kl_by_record"], base["kl_by_record"])
-                rows.append(row)
-                print(line(row), flush=True)
-        kept = [{k: v for k, v in row.items() if k != "kl_by_record"} for row in rows]
-        options.json.write_text(json.dumps(kept, indent=1))
+            started = time.monotonic()
+            four = arithmetic == "w4a4"
+            for layer in layers:
+                layer.columns = None
+            if lever in COLUMN_LEVERS:
+                error = apply_columns(layers, COLUMN_LEVERS[lever])
+            elif lever == CHAIN:
+                error = chain(engine, bf16, layers, calibration, four)
+            else:
+                make = (LEVERS | made).get(lever, LEVERS["plain"])
+                error = apply(layers, make, INPUT_LEVERS.get(lever, 1.0))
+            switch(layers, four)
+            about = {"weight_error": error, "seconds": time.monotonic() - started}
+            table.add(engine, {"lever": lever, "arithmetic": arithmetic} | about)
+
+
+class Table:
+    """Rows of one engine in several states, against BF16 and against its first state."""
+
+    def __init__(self, sets: Mapping, truth: Mapping, gold: Mapping, path: Path) -> None:
+        self._sets, self._truth, self._gold, self._path = sets, truth, gold, path
+        self._first: dict[tuple[str, str], dict] = {}
+        self._rows: list[dict] = []
+
+    def add(self, engine: TransformersEngine, about: dict) -> None:
+        """Predicts every set, and writes all rows so far."""
+        for name, records in self._sets.items():
+            row = compare(self._truth[name], answers(engine, records), self._gold[name])
+            row |= about | {"set": name}
+            base = self._first.setdefault((about["arithmetic"], name), row)
+            for what in ("kl", "agree", "right"):
+                row[f"{what}_against_plain"] = difference(row[what + "_by"], base[what + "_by"])
+            self._rows.append(row)
+            print(line(row), flush=True)
+        kept = [{k: v for k, v in row.items() if not k.endswith("_by")} for row in self._rows]
+        self._path.write_text(json.dumps(kept, indent=1))
 
 
 def records_of(path: Path, limit: int | None) -> list[Record]:
@@ -327,24 +424,95 @@ def linears(engine: TransformersEngine, kind: type[nn.Module]) -> Iterator[tuple
             yield name, module
 
 
-def collect(bf16: TransformersEngine, layers: Sequence[Layer], records: Sequence[Record]) -> None:
-    """Sums the moments of every layer's inputs over the calibration records."""
-    modules = dict(linears(bf16, nn.Linear))
+def collect(
+    bf16: TransformersEngine,
+    source: TransformersEngine,
+    layers: Sequence[Layer],
+    records: Sequence[Record],
+    four_bit_inputs: bool = True,
+) -> None:
+    """Sums the moments of every layer's inputs over the calibration records.
+
+    True inputs are those of `bf16`; those that will be multiplied reach the layer in `source`, and
+    are rounded to four bits there, if asked. Padding is no input.
+    """
+    true, reached = ({**dict(linears(each, nn.Linear))} for each in (bf16, source))
+    reached |= dict(linears(source, QuantizedLinear))
+    kept: dict[str, Tensor] = {}
+    mask = torch.ones(0, dtype=torch.bool)
     handles = []
+
+    def tokens_of(args) -> Tensor:
+        return args[0].reshape(-1, args[0].shape[-1])[mask]
+
     for layer in layers:
-        quantizer = layer.module.quantizer
 
-        def keep(_module, args, layer=layer, quantizer=quantizer):
-            x = args[0].reshape(-1, args[0].shape[-1])
-            x = x[x.abs().amax(-1) > 0].float()
-            values, scale = quantizer.quantize(x.bfloat16())
-            layer.moments.add(x, values if scale is None else values * scale)
+        def keep(_module, args, layer=layer):
+            kept[layer.name] = tokens_of(args)
 
-        handles.append(modules[layer.name].register_forward_pre_hook(keep))
-    for _ in bf16.predict(records):
-        pass
+        def add(_module, args, layer=layer):
+            x = tokens_of(args)
+            hat = x.float()
+            if four_bit_inputs:
+                values, scale = Nvfp4Inputs(layer.calibrated).quantize(x)
+                hat = values * scale
+            layer.moments.add(kept[layer.name].float(), hat)
+
+        handles.append(true[layer.name].register_forward_pre_hook(keep))
+        handles.append(reached[layer.name].register_forward_pre_hook(add))
+    prompts, _ = bf16.encode(records, None)
+    with torch.inference_mode():
+        for batch in bf16.batches(prompts):
+            lengths = torch.tensor([len(prompt.encoded.token_ids) for prompt in batch])
+            mask = (torch.arange(int(lengths.max())) < lengths.unsqueeze(1)).flatten()
+            mask = mask.to(layers[0].source.device)
+            bf16.hidden_states(batch)
+            if source is not bf16:
+                source.hidden_states(batch)
+            kept.clear()
     for handle in handles:
         handle.remove()
+
+
+def chain(
+    engine: TransformersEngine,
+    bf16: TransformersEngine,
+    layers: Sequence[Layer],
+    records: Sequence[Record],
+    four_bit_inputs: bool,
+) -> float:
+    """`gptq-inputs` for what reaches every decoder layer through those before it."""
+    apply(layers, LEVERS["plain"], 1.0)
+    switch(layers, four_bit_inputs)
+    held = [layer.moments for layer in layers]
+    blocks: dict[str, list[Layer]] = {}
+    for layer in layers:
+        blocks.setdefault(".".join(layer.name.split(".")[:4]), []).append(layer)
+    errors, norms = [], []
+    for block in blocks.values():
+        for layer in block:
+            layer.moments = Moments()
+        collect(bf16, engine, block, records, four_bit_inputs)
+        norms.append(sum(float(layer.source.double().square().sum()) for layer in block))
+        errors.append(apply(block, LEVERS["gptq-inputs"], 1.0))
+        switch(block, four_bit_inputs)
+    for layer, moments in zip(layers, held, strict=True):
+        layer.moments = moments
+    total = sum(error**2 * norm for error, norm in zip(errors, norms, strict=True))
+    return (total / sum(norms)) ** 0.5
+
+
+def values_of(packed: Tensor, scales: Tensor, divisor: Tensor) -> Tensor:
+    """What codes and scales stand for, [rows, columns]."""
+    values = unpack_e2m1(packed).unflatten(-1, (-1, GROUP)) * scales.float().unsqueeze(-1)
+    return values.flatten(-2) / divisor
+
+
+def store(layer: Layer, packed: Tensor, scales: Tensor, divisor: Tensor) -> None:
+    """Gives a layer other codes and scales."""
+    columns = layer.module.stored.columns
+    layer.module.stored = Nvfp4Weight(packed, scales, divisor, columns)
+    layer.module._decoded = None
 
 
 def apply(layers: Sequence[Layer], make: Callable, factor: float) -> float:
@@ -352,11 +520,8 @@ def apply(layers: Sequence[Layer], make: Callable, factor: float) -> float:
     error = norm = 0.0
     for layer in layers:
         packed, scales = make(layer)
-        stored = layer.module.stored
-        layer.module.stored = Nvfp4Weight(packed, scales, stored.global_scale, stored.columns)
-        layer.module._decoded = None
-        values = unpack_e2m1(packed).unflatten(-1, (-1, GROUP)) * scales.float().unsqueeze(-1)
-        weight = values.flatten(-2) / layer.divisor
+        store(layer, packed, scales, layer.divisor)
+        weight = values_of(packed, scales, layer.divisor)
         error += float((weight - layer.source).double().square().sum())
         norm += float(layer.source.double().square().sum())
         layer.input_divisor = layer.calibrated * factor
@@ -364,39 +529,40 @@ def apply(layers: Sequence[Layer], make: Callable, factor: float) -> float:
 
 
 def switch(layers: Sequence[Layer], four_bit_inputs: bool) -> None:
+    """Four-bit inputs, as the lever has them, or 16-bit ones."""
     for layer in layers:
-        layer.module.quantizer = (
-            Nvfp4Inputs(layer.input_divisor) if four_bit_inputs else KeepInputs()
-        )
+        quantizer = layer.columns or Nvfp4Inputs(layer.input_divisor)
+        layer.module.quantizer = quantizer if four_bit_inputs else KeepInputs()
         layer.module.memo.clear()
 
 
 def compare(truth: Mapping, found: Mapping, gold: Mapping) -> dict:
-    """KL(BF16‖candidate) in nats, agreement, accuracy of both."""
-    kl_by_record: dict[str, list[float]] = {}
-    agree = right = right_before = labelled = 0
+    """KL(BF16‖candidate) in nats, agreement, accuracy of both; `_by` the same by record."""
+    by: dict[str, dict[str, list[float]]] = {"kl": {}, "agree": {}, "right": {}}
+    right_before = 0
     for key, (before, options) in truth.items():
         after, _ = found[key]
         p = np.exp(before)
-        kl_by_record.setdefault(key[0], []).append(float((p * (before - after)).sum()))
-        agree += int(before.argmax() == after.argmax())
+        by["kl"].setdefault(key[0], []).append(float((p * (before - after)).sum()))
+        agrees = float(before.argmax() == after.argmax())
+        by["agree"].setdefault(key[0], []).append(agrees)
         if key in gold:
-            labelled += 1
-            right += int(options[int(after.argmax())] == gold[key])
+            right = float(options[int(after.argmax())] == gold[key])
+            by["right"].setdefault(key[0], []).append(right)
             right_before += int(options[int(before.argmax())] == gold[key])
-    count = len(truth)
+    labelled = sum(map(len, by["right"].values()))
     return {
-        "questions": count,
-        "kl": sum(map(sum, kl_by_record.values())) / count,
-        "agreement": agree / count,
-        "accuracy": right / max(labelled, 1),
+        "questions": len(truth),
+        "kl": sum(map(sum, by["kl"].values())) / len(truth),
+        "agreement": sum(map(sum, by["agree"].values())) / len(truth),
+        "accuracy": sum(map(sum, by["right"].values())) / max(labelled, 1),
         "accuracy_bf16": right_before / max(labelled, 1),
-        "kl_by_record": kl_by_record,
+        **{f"{what}_by": values for what, values in by.items()},
     }
 
 
 def difference(ours: Mapping[str, list[float]], theirs: Mapping[str, list[float]]) -> list[float]:
-    """Mean difference of KL per question and its 95% interval, records as clusters."""
+    """Mean difference per question and its 95% interval, records as clusters."""
     sums = np.array([sum(ours[name]) - sum(theirs[name]) for name in ours])
     counts = np.array([len(ours[name]) for name in ours])
     mean = sums.sum() / counts.sum()
