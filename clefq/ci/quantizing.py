@@ -42,7 +42,9 @@ def make_candidate(
         _check_same(manifest, recipe, source, out)
         _check_untouched(manifest, out)
         return _line(manifest), True
-    spec = QuantizeSpec(str(source), recipe.scheme, recipe.file, recipe.calibration)
+    spec = QuantizeSpec(
+        str(source), recipe.scheme, recipe.file, recipe.calibration, rounding=recipe.rounding
+    )
     return _line(quantize(spec, out, console).manifest), False
 
 
@@ -58,7 +60,9 @@ def _check_same(manifest: Manifest, recipe: CandidateSpec, source: Path, out: Pa
     else:
         layers = len(layer_types(open_checkpoint(source).text_config))
         calibrated = recipe.calibration is not None
-        asked = bundled_recipe(recipe.scheme or "", layers, calibrated=calibrated)
+        asked = bundled_recipe(
+            recipe.scheme or "", layers, calibrated=calibrated, rounding=recipe.rounding
+        )
     made_with = (manifest.calibration or {}).get("sha256")
     same_set = made_with is None or (
         recipe.calibration is not None and open_set(recipe.calibration).sha256() == made_with

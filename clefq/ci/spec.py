@@ -28,11 +28,13 @@ class CandidateSpec:
         scheme: A bundled scheme, or None with a recipe file.
         file: A recipe file, or None.
         calibration: Calibration set folder, where the scheme needs one.
+        rounding: How the scheme's four-bit weights are rounded; None is its own.
     """
 
     scheme: str | None
     file: Path | None = None
     calibration: Path | None = None
+    rounding: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

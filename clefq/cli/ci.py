@@ -43,6 +43,9 @@ def command(
     calibration: Annotated[
         Path | None, _option("--calibration", "SET", "Calibration set of --scheme or --recipe.")
     ] = None,
+    rounding: Annotated[
+        str | None, _option("--rounding", "NAME", "Of --scheme's 4-bit weights.")
+    ] = None,
     eval_set: Annotated[
         list[str] | None, _option("--eval", "SET", "Eval set folder; repeatable.")
     ] = None,
@@ -93,7 +96,7 @@ def command(
     """
     from clefq.ci.job import cache_key as key_of
     from clefq.ci.job import run_job
-    from clefq.ci.spec import GateJob
+    from clefq.ci.spec import CandidateSpec, GateJob
     from clefq.ci.summary import append_outputs, forget_results, report_error, write_results
     from clefq.console import Console
     from clefq.engines.select import parse_engine
@@ -105,7 +108,7 @@ def command(
             forget_results(out)
         job = GateJob(
             baseline=baseline,
-            candidate=_candidate(candidate, scheme, recipe, calibration),
+            candidate=_candidate(candidate, CandidateSpec(scheme, recipe, calibration, rounding)),
             name=name,
             sets=tuple(Path(each).expanduser() for each in eval_set or ()),
             gates=gates,
@@ -131,20 +134,21 @@ def command(
     raise typer.Exit(int(result.exit_code(inconclusive_fails=not inconclusive_ok)))
 
 
-def _candidate(
-    given: str | None, scheme: str | None, recipe: Path | None, calibration: Path | None
-) -> str | CandidateSpec:
-    from clefq.ci.spec import CandidateSpec
+def _candidate(given: str | None, recipe: CandidateSpec) -> str | CandidateSpec:
     from clefq.errors import InputError
 
-    ways = [way for way in (given, scheme, recipe) if way is not None]
+    ways = [way for way in (given, recipe.scheme, recipe.file) if way is not None]
     if len(ways) != 1:
         raise InputError(
             "one candidate is needed.", fix="give --candidate, --scheme or --recipe, one of them."
         )
+    if recipe.rounding is not None and recipe.scheme is None:
+        raise InputError(
+            "--rounding goes with --scheme.", fix="leave it out, or quantize here by a scheme."
+        )
     if given is None:
-        return CandidateSpec(scheme, recipe, calibration)
-    if calibration is not None:
+        return recipe
+    if recipe.calibration is not None:
         raise InputError(
             "--calibration goes with --scheme or --recipe.", fix="leave it out, or quantize here."
         )
