@@ -25,18 +25,45 @@ MARGIN, FLOOR, CEILING, LEAST = 0.02, 0.98, 0.05, 200
 GOOD = 0.003
 
 
+def worst_kind(columns: tuple[np.ndarray, ...], sizes: np.ndarray, bound: Callable) -> np.ndarray:
+    """The largest of the bounds of all records and, of long-tailed sizes, of the longest ones."""
+    found = bound(*columns, sizes)
+    largest = sizes.max(1)
+    uneven = largest * (sizes**2).sum(1) / (sizes**3).sum(1) > 2.5
+    for halvings in range(1, 12):
+        least = largest / 2**halvings
+        rows = np.flatnonzero(uneven & (least > sizes.min(1)))
+        if not len(rows):
+            break
+        inside = sizes[rows] >= least[rows, None]
+        part = np.where(inside, sizes[rows], 0)
+        own = [np.where(inside, column[rows], 0) for column in columns]
+        rest = [
+            column[rows].sum(1) - mine.sum(1) for column, mine in zip(columns, own, strict=True)
+        ]
+        known = rest[0] - sum(rest[1:])
+        whole = (known + part.sum(1) * bound(*own, part)) / sizes[rows].sum(1)
+        found[rows] = np.maximum(found[rows], whole)
+    return found
+
+
 def upper_share(events: np.ndarray, sizes: np.ndarray, *, mean: bool = False) -> np.ndarray:
     """Upper bound of Σevents/Σsizes of every row, [sets, records] → [sets]."""
-    records = sizes.shape[1]
+    return worst_kind((events,), sizes, lambda e, d: _upper_share(e, d, mean))
+
+
+def _upper_share(events: np.ndarray, sizes: np.ndarray, mean: bool) -> np.ndarray:
+    """The same for those with a size; `t` has the degrees of freedom of all."""
+    records = (sizes > 0).sum(1)
     n = sizes.sum(1)
     p = events.sum(1) / n
     residual = events - p[:, None] * sizes
-    variance = records / (records - 1) * (residual**2).sum(1) / n**2
+    variance = records / np.maximum(records - 1, 1) * (residual**2).sum(1) / n**2
     spread = p * (1 - p)
     deff = np.where(spread > 0, variance * (n - 1) / np.where(spread > 0, spread, 1), 1.0)
     deff = deff if mean else np.maximum(1.0, deff)
     lump = lump_of(events, sizes)
-    n_s = n / lump * (Z / stdtrit(records - 1, LEVEL)) ** 2
+    n_s = n / lump * (Z / stdtrit(sizes.shape[1] - 1, LEVEL)) ** 2
     v = spread * deff / lump
     x = (1 - np.sqrt(np.maximum(0, 1 - 4 * v))) / 2
     successes, failures = x * n_s, n_s - x * n_s
@@ -50,17 +77,21 @@ def lump_of(events: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 def lower_difference(gained: np.ndarray, lost: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Lower bound of (Σgained − Σlost)/Σsizes of every row."""
-    records = sizes.shape[1]
+    return -worst_kind((lost, gained), sizes, lambda lo, ga, d: -_lower_difference(ga, lo, d))
+
+
+def _lower_difference(gained: np.ndarray, lost: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    records = (sizes > 0).sum(1)
     n = sizes.sum(1)
     net = gained - lost
     delta, psi = net.sum(1) / n, (gained + lost).sum(1) / n
     residual = net - delta[:, None] * sizes
-    variance = records / (records - 1) * (residual**2).sum(1) / n**2
+    variance = records / np.maximum(records - 1, 1) * (residual**2).sum(1) / n**2
     spread = psi - delta**2
     deff = np.where(spread > 0, variance * (n - 1) / np.where(spread > 0, spread, 1), 1.0)
     lump = lump_of(np.maximum(-net, 0), sizes)
     part = np.minimum(np.maximum(1.0, deff) / lump, 1 / np.maximum(psi, 1e-300))
-    n_s = n / lump * (Z / stdtrit(records - 1, LEVEL)) ** 2
+    n_s = n / lump * (Z / stdtrit(sizes.shape[1] - 1, LEVEL)) ** 2
     b, c = gained.sum(1) / n * part * n_s, lost.sum(1) / n * part * n_s
     return (1 - part) * delta + tango_lower(b, c, n_s)
 
@@ -138,6 +169,11 @@ def tickets(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
     return 1 + rng.negative_binomial(1, 0.2, shape)
 
 
+def tail(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    """A power law of lengths, exponent 2.5: no largest one is typical."""
+    return np.minimum(2 * rng.random(shape) ** -0.4, 1000).astype(int)
+
+
 def fixed(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
     return np.full(shape, 25)
 
@@ -212,8 +248,11 @@ def check(sets: int = 300) -> float:
 
     rng = np.random.default_rng(1)
     worst = 0.0
-    for _ in range(sets):
-        d = chats(rng, (1, int(rng.integers(20, 200)))).astype(float)
+    for turn in range(sets):
+        kind = (chats, tickets, tail)[turn % 3]
+        d = kind(rng, (1, int(rng.integers(20, 200)))).astype(float)
+        if d.sum() ** 2 / (d**2).sum() < 10:
+            continue
         flips = rng.binomial(d.astype(int), rng.beta(0.1, 2, d.shape)).astype(float)
         gained = rng.binomial((d - flips).astype(int), 0.03).astype(float)
         mine = (upper_share(flips, d)[0], lower_difference(gained, flips, d)[0])

@@ -11,11 +11,13 @@ lumps: s = (ΣF³ + w³)/(ΣF² + w²) events each, for F_r events of record r a
 record that is wholly an event, of the size w = ΣD³/ΣD². Lumps carry the variance V, the rest of
 the events counts as known (`lump_bound`). As among weighted sums of Poisson counts (Fay and Feuer,
 Statistics in Medicine 16, 1997), the largest possible weight stands for the event not yet seen.
+Where the sizes have a long tail the longest records are bounded by themselves too (`worst_kind`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +27,8 @@ from clefq.errors import InputError
 from clefq.parity.statistics.arrays import FloatArray
 
 MIN_RECORDS = 10
+# a largest record of more than this many times the typical size w: a long tail (`worst_kind`)
+UNEVEN = 2.5
 # relative to its terms, a sum of squares below this is rounding, not variance
 VARIANCE_FLOOR = 1e-20
 
@@ -164,19 +168,53 @@ def korn_graubard(value: Ratio, confidence: float = 0.95) -> Interval:
     events = value.numerator if rare else value.denominator - value.numerator
     if lump_size(events, value.denominator) == 1:
         return lower, upper
-    event_share = share if rare else 1 - share
-    deff = design_effect(value, share * (1 - share))
-    far = lump_bound(event_share, deff, events, value.denominator, confidence)
+    far = worst_kind(
+        (events,),
+        value.denominator,
+        lambda part: lump_bound(
+            part[0], design_effect(part[0], _spread(part[0])), value.n_records, confidence
+        ),
+    )
     return (lower, far) if rare else (1 - far, upper)
 
 
-def lump_bound(
-    share: float,
-    deff: float,
-    events: FloatArray,
+def worst_kind(
+    events: tuple[FloatArray, ...],
     denominator: FloatArray,
-    confidence: float = 0.95,
+    bound: Callable[[tuple[Ratio, ...]], float],
 ) -> float:
+    """An upper bound that holds where long records fare worse and are few.
+
+    Where the sizes have a long tail (`UNEVEN`), the bound of all records is followed by those of
+    the records with at least half, a quarter, an eighth, … of the questions of the largest: their
+    events at their bound, all others as they were seen. The largest counts.
+
+    Args:
+        events: Columns N_r of every record, float64 [G]; the first counts, others are taken off.
+        denominator: D_r, float64 [G].
+        bound: Upper bound of a part, given one ratio for each column.
+    """
+    whole = tuple(ratio(column, denominator) for column in events)
+    found = bound(whole)
+    least = float(denominator.max()) / 2
+    if unevenness(denominator) <= UNEVEN:
+        return found
+    while least > float(denominator.min()):
+        long = denominator >= least
+        part = tuple(ratio(column[long], denominator[long]) for column in events)
+        first, *others = (float(column[~long].sum()) for column in events)
+        known = first - sum(others)
+        found = max(found, (known + part[0].total * bound(part)) / whole[0].total)
+        least /= 2
+    return found
+
+
+def unevenness(denominator: FloatArray) -> float:
+    """Questions of the largest record over the typical w = ΣD³/ΣD² of `lump_size`: 1 if equal."""
+    return float(denominator.max()) / lump_size(np.zeros_like(denominator), denominator)
+
+
+def lump_bound(events: Ratio, deff: float, records: int, confidence: float = 0.95) -> float:
     """The upper bound of a share of events that come in lumps.
 
     n_s = n/s·(z/t)² lumps (s: `lump_size`) hold a share x of events whose binomial variance is
@@ -185,18 +223,21 @@ def lump_bound(
     n_s records without one.
 
     Args:
-        share: p, the estimate.
+        events: The share p of events, F_r in [0, D_r] of every record.
         deff: V·(n − 1)/(p(1 − p)); may be below 1 for a mean of values in [0, 1].
-        events: F_r of every record, in [0, D_r], float64 [G].
-        denominator: D_r, float64 [G].
+        records: Records of the whole sample, for t.
         confidence: Two-sided confidence.
     """
-    lump = lump_size(events, denominator)
-    size = float(denominator.sum()) / lump * t_shrink(confidence, len(denominator))
-    variance = share * (1 - share) * deff / lump
+    lump = lump_size(events.numerator, events.denominator)
+    size = events.total / lump * t_shrink(confidence, records)
+    variance = _spread(events) * deff / lump
     in_lumps = 2 * variance / (1 + math.sqrt(max(0.0, 1 - 4 * variance)))
     upper = clopper_pearson(min(in_lumps, 1.0) * size, size, confidence)[1]
-    return min(1.0, share - in_lumps + upper)
+    return min(1.0, events.estimate - in_lumps + upper)
+
+
+def _spread(share: Ratio) -> float:
+    return share.estimate * (1 - share.estimate)
 
 
 def bounded_mean(value: Ratio, limit: float, confidence: float = 0.95) -> float | None:
@@ -207,10 +248,13 @@ def bounded_mean(value: Ratio, limit: float, confidence: float = 0.95) -> float 
     """
     if value.records_in_effect < MIN_RECORDS:
         return None
-    share = value.estimate / limit
-    spread = share * (1 - share)
-    deff = value.variance / limit**2 * (value.total - 1) / spread if spread > 0 else 1.0
-    return limit * lump_bound(share, deff, value.numerator / limit, value.denominator, confidence)
+
+    def bound(part: tuple[Ratio, ...]) -> float:
+        share, spread = part[0], _spread(part[0])
+        deff = share.variance * (share.total - 1) / spread if spread > 0 else 1.0
+        return lump_bound(share, deff, value.n_records, confidence)
+
+    return limit * worst_kind((value.numerator / limit,), value.denominator, bound)
 
 
 def clopper_pearson(successes: float, size: float, confidence: float = 0.95) -> tuple[float, float]:
@@ -308,17 +352,22 @@ def paired_tango(gained: Ratio, lost: Ratio, confidence: float = 0.95) -> Interv
     if lump_size(np.zeros_like(gained.denominator), gained.denominator) == 1:
         size = effective_size(difference, spread, confidence)
         return tango(gained.estimate * size, lost.estimate * size, size, confidence)
-    deff = design_effect(difference, spread)
-    lower = -_paired_upper(lost, gained, deff, confidence)
-    return lower, _paired_upper(gained, lost, deff, confidence)
+
+    def upper(part: tuple[Ratio, ...]) -> float:
+        return _paired_upper(part[0], part[1], gained.n_records, confidence)
+
+    lower = -worst_kind((lost.numerator, gained.numerator), gained.denominator, upper)
+    return lower, worst_kind((gained.numerator, lost.numerator), gained.denominator, upper)
 
 
-def _paired_upper(events: Ratio, others: Ratio, deff: float, confidence: float) -> float:
+def _paired_upper(events: Ratio, others: Ratio, records: int, confidence: float) -> float:
     """Upper bound on the difference of two shares of the same records, events − others."""
-    net = np.maximum(events.numerator - others.numerator, 0.0)
-    lump = lump_size(net, events.denominator)
-    size = events.total / lump * t_shrink(confidence, events.n_records)
+    difference = ratio(events.numerator - others.numerator, events.denominator)
     discordance = events.estimate + others.estimate
+    deff = design_effect(difference, discordance - difference.estimate**2)
+    net = np.maximum(difference.numerator, 0.0)
+    lump = lump_size(net, events.denominator)
+    size = events.total / lump * t_shrink(confidence, records)
     part = deff / lump if discordance == 0 else min(deff / lump, 1 / discordance)
     scaled = events.estimate * part * size, others.estimate * part * size
     known = (1 - part) * (events.estimate - others.estimate)
