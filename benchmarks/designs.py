@@ -73,6 +73,13 @@ def geometric(mean: float) -> Sizes:
     return lambda rng, records: np.minimum(rng.geometric(1 / mean, records), 200)
 
 
+def power_law(exponent: float) -> Sizes:
+    """P(size > x) falls as x^−exponent: no sample holds the largest ones."""
+    return lambda rng, records: np.minimum(2 * rng.random(records) ** (-1 / exponent), 1000).astype(
+        int
+    )
+
+
 def lognormal(sigma: float) -> Sizes:
     return lambda rng, records: np.clip(
         np.rint(np.exp(1.2 + sigma * rng.standard_normal(records))), 1, 60
@@ -96,6 +103,13 @@ def broken(share: float, background: float = 0.0, depth: float = 1.0) -> Rates:
 def by_length(slope: float, background: float) -> Rates:
     """The more questions, the likelier a record is wholly broken."""
     return lambda rng, d: np.where(rng.random(len(d)) < slope * d, 1.0, background)
+
+
+def longest(share: float, least: int, background: float) -> Rates:
+    """A share of the records from a length on is wholly broken, and few others."""
+    return lambda rng, d: np.where(
+        rng.random(len(d)) < np.where(d >= least, share, background), 1.0, 0.0
+    )
 
 
 def correlated(share: float, correlation: float) -> Rates:
@@ -131,6 +145,9 @@ DESIGNS = (
     Design("longer breaks, log-normal", lognormal(0.9), by_length(0.004, 0.003)),
     Design("correlated 0.4, log-normal", lognormal(0.9), correlated(0.03, 0.4)),
     Design("correlated 0.1, 10% flips, 1–12", uniform(1, 12), correlated(0.1, 0.1)),
+    Design("longer breaks, power law 2", power_law(2), by_length(0.0009, 0.0)),
+    Design("longer breaks, power law 2.5", power_law(2.5), by_length(0.0024, 0.0)),
+    Design("the longest break, power law 3", power_law(3), longest(0.4, 10, 0.002)),
     Design("one question, 1.8% flips", constant(1), flat(0.018)),
 )  # fmt: skip
 
@@ -198,10 +215,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--simulations", type=int, default=2000)
     parser.add_argument("--kl", type=int, default=400, help="sets for the resampled upper bound")
+    parser.add_argument("--only", default="", help="designs whose name holds this")
     options = parser.parse_args()
     print("| design | records | agreement | accuracy | TV | resampled | gap, pt |")
     print("|---|---:|---:|---:|---:|---:|---:|")
-    for design in DESIGNS:
+    for design in (one for one in DESIGNS if options.only in one.name):
         for records in RECORDS:
             *got, new, old, bounded = errors(design, records, options.simulations, options.kl)
             cells = " | ".join(f"{value:.1f}" for value in got)

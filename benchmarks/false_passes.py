@@ -29,7 +29,7 @@ def worst_kind(columns: tuple[np.ndarray, ...], sizes: np.ndarray, bound: Callab
     """The largest of the bounds of all records and, of long-tailed sizes, of the longest ones."""
     found = bound(*columns, sizes)
     largest = sizes.max(1)
-    uneven = largest * (sizes**2).sum(1) / (sizes**3).sum(1) > 2.5
+    uneven = largest * (sizes**2).sum(1) / (sizes**3).sum(1) > 2.25
     for halvings in range(1, 12):
         least = largest / 2**halvings
         rows = np.flatnonzero(uneven & (least > sizes.min(1)))

@@ -37,7 +37,7 @@ from clefq.parity.gates.schema import parse_gates
 from clefq.parity.gates.verdict import INVALID, Coverage, Verdict, VerdictInputs, draw_verdict
 from clefq.parity.report.keeping import REPORT_FILE, SUMMARY_FILE
 from clefq.parity.report.parity_json import document_digest, parity_document, read_parity, signed
-from clefq.parity.statistics.clustering import few_carriers
+from clefq.parity.statistics.clustering import record_banners
 from clefq.parity.statistics.metric import OVERALL, Metric
 from clefq.parity.statistics.metric_facts import lacks_probabilities
 from clefq.parity.statistics.set_truth import OF_THE_SET
@@ -416,7 +416,7 @@ def _from_bounds(
         banners=(
             *gate_banners(prereg.status, replaced),
             *(b for b in stored["banners"] if b.startswith(_OF_THE_ANSWERS)),
-            *few_carriers(
+            *record_banners(
                 (document["details"] or {}).get("clustering", {}), gated_overall(loaded.gates)
             ),
             STORED_BANNER,

@@ -25,7 +25,7 @@ from clefq.parity.statistics.baseline_floor import (
     BaselineFloor,
     baseline_floors,
 )
-from clefq.parity.statistics.clustering import clustering, few_carriers
+from clefq.parity.statistics.clustering import clustering, record_banners
 from clefq.parity.statistics.identity import copied_records, identical_questions, is_rounded_copy
 from clefq.parity.statistics.measures import COHERENCE
 from clefq.parity.statistics.metric import OVERALL, Metric
@@ -251,7 +251,7 @@ def judge_candidate(
     banners += floor_banners(floors)
     if is_rounded_copy(pairs):
         banners += (ROUNDED_COPY,)
-    banners += few_carriers(clustering(statistics), gated_overall(gates))
+    banners += record_banners(clustering(statistics), gated_overall(gates))
     evidence = VerdictInputs(
         gates=gates,
         results=judge_gates(gates, source),

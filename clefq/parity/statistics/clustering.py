@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from clefq.parity.statistics.figures import record_ratio, scope_indices
-from clefq.parity.statistics.intervals import Ratio, design_effect
+from clefq.parity.statistics.intervals import UNEVEN, Ratio, design_effect, unevenness
 from clefq.parity.statistics.measures import Measure, measures
 from clefq.parity.statistics.pair_statistics import PairStatistics, gold_places
 
@@ -22,7 +22,8 @@ def clustering(statistics: PairStatistics) -> dict[str, Any]:
 
     Keys of each: `records_in_effect` ((ΣD)²/ΣD²), `design_effect`, `carriers` (records that carry
     the variance, (Σe²)²/Σe⁴ for e = N − θD; 0 where nothing varies), `questions_per_record` (the
-    most) and `influence`: the records without which the figure would change most, and the change.
+    most), `unevenness` (that over the typical size; see `worst_kind`) and `influence`: the records
+    without which the figure would change most, and the change.
     Metrics without a figure are missing.
     """
     found: dict[str, Any] = statistics.once("clustering", lambda: _every(statistics))
@@ -52,6 +53,7 @@ def _clustering(statistics: PairStatistics, measure: Measure) -> dict[str, Any]:
         "design_effect": design_effect(value, float(values.var())),
         "carriers": carriers,
         "questions_per_record": int(value.denominator.max()),
+        "unevenness": unevenness(value.denominator),
         "influence": _influence(
             value, pairs.record_ids[records[np.diff(records, prepend=-1) != 0]]
         ),
@@ -81,8 +83,8 @@ def _influence(value: Ratio, record_ids: Any) -> list[dict[str, Any]]:
     ]
 
 
-def few_carriers(found: Mapping[str, Any], gated: Collection[str]) -> tuple[str, ...]:
-    """A warning for each metric whose variance a handful of records carry.
+def record_banners(found: Mapping[str, Any], gated: Collection[str]) -> tuple[str, ...]:
+    """A warning for each metric whose variance a handful of records carry, and of long records.
 
     None where every record has one question: the interval is then made for few events.
 
@@ -90,7 +92,7 @@ def few_carriers(found: Mapping[str, Any], gated: Collection[str]) -> tuple[str,
         found: What `clustering` returned, or its copy from a report.
         gated: Metrics that a gate reads overall.
     """
-    return tuple(
+    few = tuple(
         f"few records decide: {max(1, round(item['carriers']))} of "
         f"{item['records_in_effect']:,.0f} records in effect carry the variance of "
         f"{name.replace('_', ' ')}; its bound allows for one more like the largest"
@@ -98,4 +100,18 @@ def few_carriers(found: Mapping[str, Any], gated: Collection[str]) -> tuple[str,
         if name in gated
         and 0 < item["carriers"] < FEW_CARRIERS
         and item["questions_per_record"] > 1
+    )
+    uneven = [
+        item
+        for name, item in found.items()
+        if name in gated and item.get("unevenness", 1.0) > UNEVEN
+    ]
+    if not uneven:
+        return few
+    worst = max(uneven, key=lambda item: float(item["unevenness"]))
+    return (
+        *few,
+        f"long records: the largest holds {worst['questions_per_record']:,} questions, "
+        f"{worst['unevenness']:.1f} times what is typical; such records are few, and the bounds "
+        "allow for more of them to break than of others",
     )

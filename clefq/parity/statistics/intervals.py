@@ -28,7 +28,7 @@ from clefq.parity.statistics.arrays import FloatArray
 
 MIN_RECORDS = 10
 # a largest record of more than this many times the typical size w: a long tail (`worst_kind`)
-UNEVEN = 2.5
+UNEVEN = 2.25
 # relative to its terms, a sum of squares below this is rounding, not variance
 VARIANCE_FLOOR = 1e-20
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clefq.parity.statistics.clustering import clustering, few_carriers
+from clefq.parity.statistics.clustering import clustering, record_banners
 from clefq.parity.statistics.pair_statistics import StatisticsSpec, compare
 from clefq.parity.statistics.pairs import join
 from tests.parity.factory import Design, make_pair
@@ -49,12 +49,23 @@ def test_one_question_per_record_has_no_design_effect_and_no_warning():
     base, cand = make_pair(Design(records=40, questions=(1, 1), seed=2))
     found = clustering(compare(join(base, cand), FAST))
     assert found["agreement"]["design_effect"] == 1
-    assert few_carriers(found, {"agreement", "accuracy_delta", "tv"}) == ()
+    assert record_banners(found, {"agreement", "accuracy_delta", "tv"}) == ()
 
 
 def test_few_records_that_carry_a_gated_figure_are_named():
     item = {"records_in_effect": 26.0, "carriers": 1.0, "questions_per_record": 40}
     found = {"agreement": item, "accuracy_delta": {**item, "carriers": 12.0}, "tv": item}
-    (text,) = few_carriers(found, {"agreement", "accuracy_delta"})
+    (text,) = record_banners(found, {"agreement", "accuracy_delta"})
     assert text.startswith("few records decide: 1 of 26 records in effect")
-    assert few_carriers({"agreement": {**item, "carriers": 0.0}}, {"agreement"}) == ()
+    assert record_banners({"agreement": {**item, "carriers": 0.0}}, {"agreement"}) == ()
+
+
+def test_long_records_are_named_once():
+    item = {"records_in_effect": 500.0, "carriers": 20.0, "questions_per_record": 75}
+    found = {name: {**item, "unevenness": 3.14} for name in ("agreement", "tv")}
+    (text,) = record_banners(found, {"agreement", "tv"})
+    assert text.startswith(
+        "long records: the largest holds 75 questions, 3.1 times what is typical"
+    )
+    assert record_banners(found, {"accuracy_delta"}) == ()
+    assert record_banners({"agreement": {**item, "unevenness": 2.0}}, {"agreement"}) == ()
