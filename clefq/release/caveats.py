@@ -12,6 +12,7 @@ from typing import Any
 from clefq.clef.formats import MEANT_ARITHMETIC
 from clefq.parity.gates.formatting import count, figure, interval, markdown_cell
 from clefq.parity.gates.preregistration import PREREGISTERED
+from clefq.parity.gates.rows import alarm_line
 from clefq.parity.statistics.slices import LENGTH_BANDS, OPTION_BANDS
 from clefq.release.evidence import Evidence, SetEvidence
 
@@ -138,12 +139,10 @@ def _weakest(found: Evidence) -> Iterator[str]:
         alarms = item.document["alarms"]
         if alarms:
             listed = "; ".join(
-                f"{markdown_cell(a['slice'])} {figure(a['estimate'], signed=True)} "
-                f"({count(a['n_questions'])} questions)"
-                for a in alarms[:ALARMS]
+                f"{markdown_cell(a['slice'])}: {alarm_line(a)}" for a in alarms[:ALARMS]
             )
             yield (
-                f"**Accuracy is worse than the baseline's in these slices of "
+                f"**The candidate is worse than the baseline for sure in these slices of "
                 f"{markdown_cell(item.name)}** (Holm-corrected): {listed}."
             )
 

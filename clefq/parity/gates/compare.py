@@ -18,7 +18,7 @@ from clefq.parity.gates.looks import Look, Looks, with_look
 from clefq.parity.gates.preregistration import AFTER_RESULTS, GitEvidence, Preregistration, assess
 from clefq.parity.gates.schema import GateFile
 from clefq.parity.gates.verdict import INVALID, Coverage, Verdict, VerdictInputs, draw_verdict
-from clefq.parity.statistics.alarms import Alarm, slice_alarms
+from clefq.parity.statistics.alarms import AGREEMENTS, Alarm, slice_alarms
 from clefq.parity.statistics.baseline_floor import (
     CHANCE,
     MAJORITY,
@@ -273,10 +273,11 @@ def judge_candidate(
         verdict=verdict,
         alarms=slice_alarms(
             statistics.slices,
-            lambda name, level: statistics.for_gate("accuracy_delta", name, confidence=level),
+            lambda metric, name, level: statistics.for_gate(metric, name, confidence=level),
             gates.alarm_confidence,
-            statistics.metrics["accuracy_delta"],
-            statistics.masks,
+            whole=statistics.metrics,
+            masks=statistics.masks,
+            floors=agreement_floors(gates),
         ),
         superseded=superseded,
         noise=noise,
@@ -470,6 +471,16 @@ def gate_banners(status: str, superseded: tuple[str, str, str] | None) -> tuple[
     if status == AFTER_RESULTS:
         found.append("the gates were committed after the candidate was run")
     return tuple(found)
+
+
+def agreement_floors(gates: GateFile) -> dict[str, float]:
+    """The lowest floor that the gates set on each kind of agreement over all questions."""
+    found: dict[str, float] = {}
+    for gate in gates.gates:
+        plain = gate.slice is None and gate.reference == "baseline"
+        if plain and gate.metric in AGREEMENTS and gate.bound is not None:
+            found[gate.metric] = min(gate.bound, found.get(gate.metric, 1.0))
+    return found
 
 
 def gated_overall(gates: GateFile) -> set[str]:

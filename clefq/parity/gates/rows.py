@@ -21,6 +21,7 @@ from clefq.parity.gates.judging import (
     round_up,
 )
 from clefq.parity.gates.preregistration import AFTER_RESULTS, GROWN, TEMPLATE, UNPROVEN
+from clefq.parity.statistics.alarms import ACCURACY, AGREEMENTS
 from clefq.parity.statistics.metric import AT_LEAST
 from clefq.parity.statistics.metric_facts import find_facts, shown_in, title_of
 
@@ -352,10 +353,46 @@ def alarm_text(document: Mapping[str, Any]) -> str:
     Args:
         document: A `parity.json` value with figures.
     """
+    what = "accuracy worse"
     if document["metrics"]["accuracy_delta"]["estimate"] is None:
-        return "No slice alarm can be raised: the set has no right answers."
+        if not any(
+            gate["slice"] is None and gate["metric"] in AGREEMENTS for gate in document["gates"]
+        ):
+            return (
+                "No slice alarm can be raised: the set has no right answers, and no gate has a "
+                "floor of agreement over all questions."
+            )
+        what = "agreement below the gates' floor"
     return (
-        "There is no slice alarm: in no cohort, type, length or number of options is accuracy "
-        "worse for sure (Holm-corrected over all slices of at least 10 records). A small slice "
+        f"There is no slice alarm: in no cohort, type, length or number of options is {what} "
+        "for sure (Holm-corrected over all slices of at least 10 records). A small slice "
         "can hide a loss: see its interval."
     )
+
+
+def alarm_line(alarm: Mapping[str, Any]) -> str:
+    """One alarm of a `parity.json` in words, without its slice's name."""
+    metric = alarm["metric"]
+    signed = metric == ACCURACY
+    limit = "" if signed else f", the floor is {figure(alarm['limit'])}"
+    name = "accuracy" if signed else title_of(metric)
+    return (
+        f"{name} {figure(alarm['estimate'], signed=signed)} on {count(alarm['n_questions'])} "
+        f"questions (at most {figure(alarm['upper'], signed=signed)}{limit})"
+    )
+
+
+def identical_text(document: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The share of answers that are the baseline's to the last bit, and what that is out of.
+
+    The replicates' stand beside it. None where nothing was compared, or labels alone.
+    """
+    coverage, noise = document["coverage"], document["noise_floor"] or {}
+    by_label = "labels" in (document[role].get("answers") for role in ("baseline", "candidate"))
+    if by_label or not coverage["valid"] or "identical" not in coverage:
+        return None
+    beside = f"{count(coverage['identical'])} of {count(coverage['valid'])}"
+    pairs = zip(noise.get("identical", ()), noise.get("valid", ()), strict=True)
+    shares = [figure(same / valid) for same, valid in pairs if valid]
+    beside += f"; replicate {', '.join(shares)}" if shares else ""
+    return figure(coverage["identical"] / coverage["valid"]), beside

@@ -331,10 +331,14 @@ class NoiseFloor(Stored):
     Attributes:
         metrics: The figures, of the loudest replicate.
         replicates: Provenance of each.
+        identical: For each, questions that it answered as the baseline to the last bit.
+        valid: For each, questions that both answered.
     """
 
     metrics: Metrics
     replicates: Annotated[tuple[Side, ...], Rule(bool, "is empty", {"minItems": 1})]
+    identical: tuple[Count, ...] = ()
+    valid: tuple[Count, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

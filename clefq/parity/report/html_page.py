@@ -29,10 +29,12 @@ from clefq.parity.gates.formatting import (
 from clefq.parity.gates.rows import (
     GateRow,
     PartRow,
+    alarm_line,
     alarm_text,
     figure_row,
     figure_rows,
     gate_row,
+    identical_text,
     part_rows,
     qualifiers,
 )
@@ -88,6 +90,7 @@ def report_html(
         coherence=coherence_rows(document),
         details=detail_lines(document),
         model_size=_model_size(document, sizes or Sizes()),
+        identical=identical_text(document),
         prereg=PREREGISTRATION[document["gate_file"]["preregistration"]["status"]],
         plots=_shown(plots),
         classes=class_rows(document),
@@ -184,7 +187,7 @@ def _environment() -> jinja2.Environment:
     environment.filters.update(
         figure=figure, interval=interval, count=count, short=short_hash, title=title_of
     )
-    environment.filters.update(prose=_prose, size=gigabytes)
+    environment.filters.update(prose=_prose, size=gigabytes, alarm=alarm_line)
     environment.globals.update(MARKS=MARKS, NONE=NONE, css=Markup(sources["style.css"]))
     return environment
 

@@ -8,7 +8,14 @@ from typing import Any
 from clefq.parity.gates.formatting import MARKS, count, figure, short_hash
 from clefq.parity.gates.formatting import markdown_cell as _cell
 from clefq.parity.gates.formatting import markdown_prose as _prose
-from clefq.parity.gates.rows import alarm_text, figure_rows, gate_row, qualifiers
+from clefq.parity.gates.rows import (
+    alarm_line,
+    alarm_text,
+    figure_rows,
+    gate_row,
+    identical_text,
+    qualifiers,
+)
 from clefq.parity.report.classes import moved
 from clefq.parity.report.coherence import coherence_rows
 from clefq.parity.statistics.metric_facts import REPORT
@@ -112,13 +119,10 @@ def _alarms(document: Mapping[str, Any]) -> Iterator[str]:
         yield alarm_text(document)
         yield ""
         return
-    yield "Slices where accuracy is worse (Holm-corrected):"
+    yield "Slices where the candidate is worse for sure (Holm-corrected):"
     yield ""
     for alarm in document["alarms"][:MAX_WORST]:
-        yield (
-            f"- {_cell(alarm['slice'])}: {figure(alarm['estimate'], signed=True)} "
-            f"on {count(alarm['n_questions'])} questions"
-        )
+        yield f"- {_cell(alarm['slice'])}: {alarm_line(alarm)}"
     yield ""
 
 
@@ -168,6 +172,9 @@ def _facts(document: Mapping[str, Any]) -> Iterator[str]:
             f"`{short_hash(side['model_sha256'])}`, {side['engine']} {side['engine_version']}, "
             f"{side['arithmetic']}, {side['kernels']} kernels, {_cell(side['device'])}"
         )
+    identical = identical_text(document)
+    if identical is not None:
+        yield f"- Answers that are the baseline's to the last bit: {identical[0]} ({identical[1]})"
     yield f"- Judged from {document['provenance']['judged_from']} by clefq " + (
         f"{document['provenance']['clefq_version']}"
     )

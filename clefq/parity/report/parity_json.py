@@ -18,6 +18,7 @@ from clefq.parity.gates.operating import operating
 from clefq.parity.report.documents import SCHEMA, Provenance, check_document
 from clefq.parity.report.flips import flips_summary
 from clefq.parity.statistics.details import describe
+from clefq.parity.statistics.identity import identical_questions
 from clefq.plain_files import compact_json, read_json, sha256_bytes
 from clefq.store.predictions import PredictionsMeta
 
@@ -95,6 +96,11 @@ def _noise_floor(report: CandidateReport) -> dict[str, Any] | None:
         "metrics": {name: metric.to_json() for name, metric in report.noise.metrics.items()},
         "replicates": [
             _side(meta, file) for meta, file in zip(report.replicates, files, strict=True)
+        ],
+        "identical": [identical_questions(pairs.whole) for pairs in report.noise.replicates],
+        "valid": [
+            int((~(pairs.whole.baseline.failed | pairs.whole.candidate.failed)).sum())
+            for pairs in report.noise.replicates
         ],
     }
 

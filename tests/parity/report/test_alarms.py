@@ -22,14 +22,14 @@ def test_alarms_are_holms(values: list[tuple[float, float]], confidence: float) 
     normal = NormalDist()
     names = [f"cohort=c{k}" for k in range(len(values))]
 
-    def metric(estimate: float, upper: float) -> Metric:
+    def made(estimate: float, upper: float) -> Metric:
         return Metric(estimate, -1, upper, 0.95, "t", None, 500, 100, 0, "difference")
 
-    def at(name: str, level: float) -> Metric:
+    def at(metric: str, name: str, level: float) -> Metric:
         estimate, error = values[names.index(name)]
-        return metric(estimate, estimate + normal.inv_cdf((1 + level) / 2) * error)
+        return made(estimate, estimate + normal.inv_cdf((1 + level) / 2) * error)
 
-    slices = {name: {"accuracy_delta": at(name, 0.95)} for name in names}
+    slices = {name: {"accuracy_delta": at("accuracy_delta", name, 0.95)} for name in names}
     raised = {alarm.slice for alarm in slice_alarms(slices, at, confidence)}
     p = np.array([normal.cdf(estimate / error) for estimate, error in values])
     if np.any(np.abs(p[:, None] * np.arange(1, len(p) + 1) - (1 - confidence)) < 1e-9):
@@ -46,7 +46,7 @@ def test_alarms_skip_margin_bands_and_small_slices() -> None:
         "cohort=b": {"accuracy_delta": bad},
         "type=noul": {},
     }
-    found = slice_alarms(slices, lambda name, level: bad, 0.95)
+    found = slice_alarms(slices, lambda metric, name, level: bad, 0.95)
     assert [alarm.slice for alarm in found] == ["cohort=b"]
 
 
@@ -56,14 +56,43 @@ def test_the_whole_set_and_twins_of_a_slice_are_no_hypotheses() -> None:
     slices = {name: {"accuracy_delta": bad} for name in names}
     levels = []
 
-    def at(name: str, level: float) -> Metric:
+    def at(metric: str, name: str, level: float) -> Metric:
         levels.append(level)
         return bad
 
-    found = slice_alarms(slices, at, 0.95, replace(bad, n_questions=500))
+    found = slice_alarms(slices, at, 0.95, whole={"accuracy_delta": replace(bad, n_questions=500)})
     assert found == () and levels == []
     half = np.arange(1000) < 500
     masks = {name: half for name in names}
-    found = slice_alarms(slices, at, 0.95, replace(bad, n_questions=1000), masks)
+    whole = {"accuracy_delta": replace(bad, n_questions=1000)}
+    found = slice_alarms(slices, at, 0.95, whole=whole, masks=masks)
     assert [alarm.slice for alarm in found] == ["cohort=a"]
     assert levels == [pytest.approx(0.9)]
+
+
+def test_without_right_answers_agreement_is_held_against_the_gates_floor() -> None:
+    some = Metric(0.9, 0.8, 0.95, 0.95, "t", None, 500, 100, 0, "share")
+    gold = replace(some, estimate=0.0, upper=0.1, n_questions=400, unit="difference")
+    slices = {
+        "cohort=none": {
+            "agreement": some,
+            "accuracy_delta": replace(gold, n_questions=0, n_records=0),
+        },
+        "cohort=few": {"agreement": some, "accuracy_delta": replace(gold, n_questions=20)},
+        "cohort=gold": {"agreement": some, "accuracy_delta": gold},
+    }
+    asked = []
+
+    def at(metric: str, name: str, level: float) -> Metric:
+        asked.append((metric, name, round(1 - level, 12)))
+        return slices[name][metric]
+
+    found = slice_alarms(slices, at, 0.95, floors={"agreement": 0.97})
+    assert [(a.slice, a.metric, a.limit) for a in found] == [
+        ("cohort=few", "agreement", 0.97),
+        ("cohort=none", "agreement", 0.97),
+    ]
+    # one family of four: two accuracies, two agreements
+    assert {level for *_, level in asked[:4]} == {round(2 * 0.05 / 4, 12)} and len(asked) == 6
+    assert slice_alarms(slices, at, 0.95, floors={"agreement": 0.94}) == ()
+    assert slice_alarms(slices, at, 0.95) == ()
