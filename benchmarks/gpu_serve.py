@@ -258,7 +258,7 @@ def alone_through_http(options: argparse.Namespace) -> tuple[list[float], dict[s
 
     Beside them the median milliseconds of each part that the server states.
     """
-    import httpx
+    from http.client import HTTPConnection  # a general client costs a millisecond a request
 
     from clefq.bench import workload
     from clefq.clef.records import record_to_json
@@ -269,17 +269,21 @@ def alone_through_http(options: argparse.Namespace) -> tuple[list[float], dict[s
     records = workload.records(PromptTokenizer.from_folder(folder), kinds, options.alone)
     took = []
     parts: dict[str, list[float]] = {}
-    with httpx.Client(timeout=120, base_url=f"http://127.0.0.1:{options.port}") as client:
-        for record in [*records[:WARM], *records]:
-            value = record_to_json(record)
-            body = json.dumps({"state": value["state"], "questions": value["questions"]}).encode()
-            started = time.perf_counter()
-            headers = {"content-type": "application/json"}
-            reply = client.post("/v1/systemone", content=body, headers=headers)
-            took.append(time.perf_counter() - started)
-            reply.raise_for_status()
-            for name, value in re.findall(r"(\w+);dur=([\d.]+)", reply.headers["server-timing"]):
-                parts.setdefault(name, []).append(float(value))
+    client = HTTPConnection("127.0.0.1", options.port, timeout=120)
+    for record in [*records[:WARM], *records]:
+        value = record_to_json(record)
+        body = json.dumps({"state": value["state"], "questions": value["questions"]}).encode()
+        started = time.perf_counter()
+        client.request("POST", "/v1/systemone", body, {"content-type": "application/json"})
+        reply = client.getresponse()
+        text = reply.read()
+        took.append(time.perf_counter() - started)
+        if reply.status != 200:
+            raise RuntimeError(f"status {reply.status}: {text[:300]!r}")
+        stated = reply.headers["server-timing"]
+        for name, value in re.findall(r"(\w+);dur=([\d.]+)", stated):
+            parts.setdefault(name, []).append(float(value))
+    client.close()
     medians = {name: statistics.median(values[WARM:]) for name, values in parts.items()}
     return took[WARM:], medians
 
