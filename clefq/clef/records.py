@@ -243,7 +243,7 @@ def iter_records(path: Path) -> Iterator[Record]:
                 if not line.strip():
                     continue
                 where = f"{path}:{number}"
-                record = parse_record(_decode_line(line, where), where)
+                record = parse_line(line, where)
                 if record.id in first_line:
                     raise RecordError(
                         f"{where}: id {record.id!r} was already used on line "
@@ -259,6 +259,15 @@ def iter_records(path: Path) -> Iterator[Record]:
         ) from error
     if not first_line:
         raise RecordError(f"{path} holds no records.", fix="build the set again (`clefq build`).")
+
+
+def parse_line(line: bytes, where: str) -> Record:
+    """One line of a `records.jsonl`.
+
+    Raises:
+        RecordError: It is not UTF-8, not JSON, or not a sound record.
+    """
+    return parse_record(_decode_line(line, where), where)
 
 
 def _decode_line(line: bytes, where: str) -> object:

@@ -7,14 +7,17 @@ gold rewritten to the candidate's answers, records edited after predicting. Only
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from clefq.clef.records import Record, record_to_json
+from pydantic_core import from_json, to_json
+
+from clefq.clef.records import iter_records, parse_line, parse_record, record_to_json
 from clefq.plain_files import compact_json
 from clefq.store.list_columns import plain_values
 from clefq.store.predictions import Predictions
-from clefq.store.sets import open_set
+from clefq.store.sets import RECORDS_FILE, open_set
 from clefq.store.variant_links import parse_variant_id
 
 COLUMNS = ("cohort", "question_type", "option_ids", "gold", "cohorts")
@@ -27,6 +30,9 @@ _WORDS = {
 }
 _EXAMPLES = 3
 _NAMES = ("id", "cohort", "gold", "cohorts")  # what is no content
+_KEYS = {*_NAMES, "state", "questions", "images", "videos"}
+_CHUNK = 65_536  # rows of a file that are Python values at a time
+_KNOWN = 4_096  # different sets of questions that are remembered
 # how every sentence of `differences` begins
 OF_THE_SET = tuple(
     f"the {role} {what}"
@@ -43,19 +49,38 @@ class SetTruth:
 
     Attributes:
         sha256: The set's hash, from its bytes.
-        rows: (record id, question id) → cohort, type, option ids in prompt order, gold,
-            further cohorts as JSON.
+        columns: One list each of record ids, question ids and `COLUMNS`: cohort, type, option ids
+            in prompt order, gold, further cohorts as JSON; a question a place, in the set's order.
         copies: Records whose content is that of an earlier record, whatever their ids.
     """
 
     sha256: str
-    rows: Mapping[Key, Row]
+    columns: tuple[list[Any], ...]
     copies: int
+    _places: dict[Key, int] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, sha256: str, rows: Mapping[Key, Row], copies: int = 0) -> SetTruth:
+        """From one row a question."""
+        both = [(*key, *row) for key, row in rows.items()]
+        columns = tuple(list(column) for column in zip(*both, strict=True))
+        return cls(sha256, columns or ([],) * (2 + len(COLUMNS)), copies)
 
     @property
     def n_questions(self) -> int:
         """Questions of the set."""
-        return len(self.rows)
+        return len(self.columns[0])
+
+    def find(self, key: Key) -> Row | None:
+        """What the set says of a question, or None where it has no such question."""
+        if not self._places:
+            keys = zip(self.columns[0], self.columns[1], strict=True)
+            self._places.update((key, place) for place, key in enumerate(keys))
+        place = self._places.get(key)
+        if place is None:
+            return None
+        cohort, kind, options, gold, cohorts = (column[place] for column in self.columns[2:])
+        return cohort, kind, options, gold, cohorts
 
 
 def read_truth(path: Path) -> SetTruth:
@@ -66,29 +91,101 @@ def read_truth(path: Path) -> SetTruth:
         RecordError: A record is malformed.
     """
     folder = open_set(path)
-    rows: dict[Key, Row] = {}
-    seen: set[int] = set()
+    columns: tuple[list[Any], ...] = tuple([] for _ in range(2 + len(COLUMNS)))
+    contents: set[int] = set()
     copies = 0
-    for record in folder.records():
-        cohorts = compact_json(dict(record.cohorts)) if record.cohorts else None
-        if parse_variant_id(record.id) is None:  # without their states many variants are alike
-            content = hash(_content(record))
-            copies += content in seen
-            seen.add(content)
-        for question in record.questions:
-            rows[record.id, question.id] = (
-                record.cohort,
-                question.type,
-                question.option_ids,
-                record.gold.get(question.id),
-                cohorts,
+    for record_id, content, rows in _records(folder.path / RECORDS_FILE):
+        if parse_variant_id(record_id) is None:  # without their states many variants are alike
+            copies += content in contents
+            contents.add(content)
+        for row in rows:
+            for column, value in zip(columns, row, strict=True):
+                column.append(value)
+    return SetTruth(folder.manifest.sha256, columns, copies)
+
+
+def _records(path: Path) -> Iterator[tuple[str, int, list[tuple[Any, ...]]]]:
+    """Of each record its id, the hash of its content, and a row for each question.
+
+    The bytes are those of the manifest's hash, which `clefq build` and every engine read strictly,
+    so that only what the truth needs is looked at here; what looks odd is read strictly again.
+    """
+    known = _KnownQuestions()
+    ids: set[str] = set()
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            value = _plain(line) or record_to_json(parse_line(line, f"{path}:{number}"))
+            if value["id"] in ids:
+                for _ in iter_records(path):  # names both lines
+                    pass
+            ids.add(value["id"])
+            yield value["id"], *known.rows_of(value, f"{path}:{number}")
+
+
+def _plain(line: bytes) -> dict[str, Any] | None:
+    """A record's JSON, or None where it is not plainly one."""
+    try:
+        value = from_json(line, allow_inf_nan=False)
+        gold, cohorts = value.get("gold") or {}, value.get("cohorts") or {}
+        texts = (value["id"], value["cohort"], *cohorts.values(), *gold.values())
+        sound = (
+            value.keys() <= _KEYS
+            and value.keys() >= {"state", "questions"}
+            and gold.keys() <= value["questions"].keys()
+            and all(isinstance(text, str) and text for text in texts)
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return value if sound else None
+
+
+class _KnownQuestions:
+    """Questions repeat from record to record: each kind is parsed once."""
+
+    def __init__(self) -> None:
+        self._asked: dict[bytes, tuple[int, tuple[tuple[str, str, tuple[str, ...]], ...]]] = {}
+        self._texts: dict[Any, Any] = {}  # equal texts are held once
+
+    def rows_of(self, value: dict[str, Any], where: str) -> tuple[int, list[tuple[Any, ...]]]:
+        """The hash of a record's content, and a row for each question.
+
+        Raises:
+            RecordError: The questions or their gold are malformed.
+        """
+        of_questions, asked = self._questions(value, where)
+        state, gold, cohorts = value["state"], value.get("gold") or {}, value.get("cohorts")
+        content = hash(
+            (
+                of_questions,
+                state if isinstance(state, str) else hash(compact_json(state)),
+                *(tuple(value.get(key) or ()) for key in ("images", "videos")),
             )
-    return SetTruth(folder.manifest.sha256, rows, copies)
+        )
+        further = compact_json(cohorts) if cohorts else None
+        rows = []
+        for question, kind, options in asked:
+            right = gold.get(question)
+            if right is not None and right not in options:
+                parse_record(value, where)  # says so
+            row = (question, value["cohort"], kind, options, right, further)
+            rows.append((value["id"], *(self._texts.setdefault(one, one) for one in row)))
+        return content, rows
 
-
-def _content(record: Record) -> str:
-    value = record_to_json(record)
-    return compact_json({k: value[k] for k in value if k not in _NAMES})
+    def _questions(
+        self, value: dict[str, Any], where: str
+    ) -> tuple[int, tuple[tuple[str, str, tuple[str, ...]], ...]]:
+        key = to_json(value["questions"])
+        if key not in self._asked:
+            record = parse_record(value, where)
+            if len(self._asked) >= _KNOWN:
+                self._asked.clear()
+            self._asked[key] = (
+                hash(compact_json(record_to_json(record)["questions"])),
+                tuple((q.id, q.type, q.option_ids) for q in record.questions),
+            )
+        return self._asked[key]
 
 
 def differences(truth: SetTruth, predictions: Predictions, role: str) -> list[str]:
@@ -119,23 +216,29 @@ def differences(truth: SetTruth, predictions: Predictions, role: str) -> list[st
 def _differing(truth: SetTruth, predictions: Predictions) -> Iterator[tuple[str, str]]:
     frame = predictions.frame
     known = COLUMNS if "cohorts" in frame else COLUMNS[:-1]  # an older file does not have them
-    columns = [plain_values(frame[name]) for name in ("record_id", "question_id", *known)]
+    for start in range(0, len(frame), _CHUNK):
+        part = frame.iloc[start : start + _CHUNK]
+        columns = [plain_values(part[name]) for name in ("record_id", "question_id", *known)]
+        options = 2 + known.index("option_ids")
+        columns[options] = list(map(tuple, columns[options]))
+        expected = [column[start : start + _CHUNK] for column in truth.columns[: len(columns)]]
+        # as a file has them that a run wrote: every question, in the set's order
+        if columns != expected:
+            yield from _differing_rows(truth, columns, known)
+
+
+def _differing_rows(
+    truth: SetTruth, columns: Sequence[Sequence[Any]], known: Sequence[str]
+) -> Iterator[tuple[str, str]]:
     for record, question, *row in zip(*columns, strict=True):
-        expected = truth.rows.get((record, question))
+        expected = truth.find((record, question))
         where = f"{record}/{question}"
         if expected is None:
             yield "rows that it does not hold", where
             continue
-        if tuple(row[2]) == expected[2] and _rest(row) == _rest(expected[: len(known)]):
-            continue
         for name, value, right in zip(known, row, expected[: len(known)], strict=True):
-            given = tuple(value) if name == "option_ids" else value
-            if given != right and not (right is None and _missing(given)):
+            if value != right and not (right is None and _missing(value)):
                 yield _WORDS[name], where
-
-
-def _rest(row: Sequence[object]) -> list[object]:
-    return [*row[:2], *row[3:]]
 
 
 def _missing(value: object) -> bool:

@@ -60,7 +60,7 @@ def truth_of(file: Predictions) -> SetTruth:
         (r.record_id, r.question_id): (r.cohort, r.question_type, tuple(r.option_ids), r.gold, None)
         for r in frame.itertuples()
     }
-    return SetTruth(SET_SHA, rows, 0)
+    return SetTruth.of(SET_SHA, rows)
 
 
 def judge(
