@@ -50,7 +50,7 @@ def command(
         list[str] | None, _option("--eval", "SET", "Eval set folder; repeatable.")
     ] = None,
     gates: Annotated[
-        str, _option("--gates", "FILE", "Gate file, or release, smoke, strict, labels.")
+        str, _option("--gates", "FILE", "Gate file, or release, smoke, strict, labels, coherence.")
     ] = "release",
     engine: Annotated[
         str | None,

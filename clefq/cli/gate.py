@@ -29,7 +29,7 @@ def command(
         typer.Argument(
             metavar="DIR_OR_JSON",
             help="Report folder, run folder or parity.json; with --freeze a gate file, or "
-            "release, smoke, strict, labels.",
+            "release, smoke, strict, labels, coherence.",
         ),
     ],
     freeze: Annotated[

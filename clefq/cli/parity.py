@@ -37,11 +37,13 @@ def command(
         typer.Option("--engine", metavar="E", help="For what is missing: transformers or vllm."),
     ] = None,
     gates: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--gates", metavar="FILE", help="Gate file, or release, smoke, strict, labels."
+            "--gates",
+            metavar="FILE",
+            help="Gate file, or release (the default), smoke, strict, labels, coherence.",
         ),
-    ] = "release",
+    ] = None,
     replicate: Annotated[
         list[Path] | None,
         typer.Option(
@@ -98,13 +100,13 @@ def command(
     if engine is not None:
         parse_engine(engine)
     if reproduce is not None:
-        if out is not None or pick:
+        if out is not None or pick or inconclusive_ok or gates is not None or replicate:
             raise InputError(
-                "--reproduce writes no report and chooses no candidate.",
-                fix="leave out --out and --pick; the report's own gates decide.",
+                "--reproduce judges by the report's own gates and writes no report.",
+                fix="leave out --gates, --replicate, --out, --pick and --inconclusive-ok.",
             )
         _reproduce(reproduce, request, folder, console)
-    spec = load_spec(gates)
+    spec = load_spec(gates or "release")
     plans = comparison.plan(request, folder)
     comparison.check_bound(plans, spec.loaded.gates)
     comparison.predict_missing(plans, request, console)

@@ -24,6 +24,7 @@ from clefq.data.prints import PoolPrints, Similarity, learn_schema
 from clefq.data.sources.base import Example
 from clefq.data.tokens import PromptCounter
 from clefq.store.sets import SetFolder
+from clefq.store.variant_links import parse_variant_id
 
 NGRAM = 5
 THRESHOLD = 0.8
@@ -94,8 +95,10 @@ def _gather(
         for record in folder.records():
             names = (*record.images, *record.videos)
             media = {name: folder.media_path(name) for name in names}
-            writer.add(Example(record, "", dict(media)))
-            _note(record, found)
+            # a variant repeats its original by design, without gold, some without a state
+            if parse_variant_id(record.id) is None:
+                writer.add(Example(record, "", dict(media)))
+                _note(record, found)
             if counter is not None and counter.count(record, media) > max_length:
                 found.long.append(record.id)
         return writer.close("check", 0, [])

@@ -13,8 +13,10 @@ from clefq.clef.records import Record, parse_record
 from clefq.cli.main import app
 from clefq.data.check import check_set
 from clefq.data.tokens import PromptCounter
+from clefq.data.variants import make_variants
 from clefq.nano import SETS, WEIGHTS
 from clefq.store.sets import SetDraft, SetFolder, open_set, write_set
+from clefq.store.variant_links import TRANSFORMS
 
 WORDS = ("kettle", "ladder", "wagon", "saddle", "anchor", "umbrella", "whistle", "thimble")
 
@@ -73,6 +75,19 @@ def test_notes(tmp_path: Path) -> None:
     text = "\n".join(finding.text for finding in found)
     for part in ("1 of 32 have no right answer", "options are never right: b, c", "right in 100%"):
         assert part in text
+
+
+def test_variants_repeat_their_original_by_design(tmp_path: Path) -> None:
+    """But two originals that are one are found among them, and a variant that is too long."""
+    originals = sound()
+    other = record(95, "same  WORDS", gold="b")
+    twins = [*originals, record(94, "Same words", gold="b"), other]
+    for records, kinds in ((originals, set()), (twins, {"duplicate"})):
+        forms = [v for r in records for v in make_variants(r, records[0], tuple(TRANSFORMS))]
+        folder = made(tmp_path / str(len(records)), [*records, *forms])
+        assert {finding.kind for finding in check_set(folder)} == kinds
+        longest = check_set(folder, PromptCounter(WEIGHTS), 80)
+        assert any("::variant=" in name for f in longest if f.kind == "length" for name in f.ids)
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from clefq.plain_files import sha256_bytes
 from clefq.store.data_files import data_folder
 from clefq.store.yaml_text import load_yaml
 
-TEMPLATES = ("release", "smoke", "strict", "labels")
+TEMPLATES = ("release", "smoke", "strict", "labels", "coherence")
 
 
 @dataclass(frozen=True, slots=True)

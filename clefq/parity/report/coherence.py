@@ -8,10 +8,10 @@ from typing import Any
 
 from clefq.parity.gates.rows import FigureRow, figure_row
 from clefq.parity.report.plots import Plot
-from clefq.parity.report.svg import Axis, picture, text_at
+from clefq.parity.report.svg import Axis, Rows
 from clefq.store.variant_links import ALL, TRANSFORMS
 
-LINE, LEFT, WIDTH, RIGHT = 26, 205, 600, 76
+LEFT, WIDTH, RIGHT = 205, 600, 76
 TOGETHER = "all of these (flips: in any of them)"
 NO_STATE = "no state (more is better)"
 
@@ -42,9 +42,7 @@ def coherence_rows(document: Mapping[str, Any]) -> list[CoherenceRow]:
     for name in (ALL, *TRANSFORMS):
         tv, flips = (_three(metrics, f"coherence_{what}_{{}}@{name}") for what in ("tv", "flips"))
         if tv is not None:
-            title = (
-                "all of these (flips: in any of them)" if name == ALL else TRANSFORMS[name].title
-            )
+            title = TOGETHER if name == ALL else TRANSFORMS[name].title
             rows.append(CoherenceRow(title, tv, flips))
     used = _three(metrics, "state_use_{}")
     return rows if used is None else [*rows, CoherenceRow(NO_STATE, used, None)]
@@ -73,38 +71,21 @@ def coherence_plot(document: Mapping[str, Any]) -> Plot | None:
     if not rows:
         return None
     ends = [value for _, one, side in rows for value in (one, side["upper"] or side["estimate"])]
-    axis = Axis(0.0, max(0.02, *ends) * 1.02, "", percent=True)
-    height = LINE * len(rows) + 50
-
-    def px(value: float) -> float:
-        return LEFT + axis.place(value) * (WIDTH - LEFT - RIGHT)
-
-    parts = []
-    for value, text in axis.ticks():
-        x = px(value)
-        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="4" y2="{height - 42}"/>')
-        parts.append(text_at((x, height - 25), text))
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(text_at((middle, height - 6), "mean movement of a model's own answers (TV)"))
+    label = "mean movement of a model's own answers (TV)"
+    axis = Axis(0.0, max(0.02, *ends) * 1.02, label, percent=True)
+    chart = Rows(axis, len(rows), LEFT, RIGHT, WIDTH)
+    parts: list[str] = []
     for index, (title, one, side) in enumerate(rows):
-        y = 17.0 + index * LINE
-        parts.append(text_at((LEFT - 8, y + 4), title, "end"))
-        if side["lower"] is not None and side["upper"] is not None:
-            parts.append(
-                f'<line class="iv main" x1="{px(side["lower"]):.1f}" '
-                f'x2="{px(side["upper"]):.1f}" y1="{y}" y2="{y}"/>'
-            )
-        x = px(one)
+        x, y = chart.x(one), chart.y(index)
         corners = f"{x:.1f},{y - 6} {x + 6:.1f},{y} {x:.1f},{y + 6} {x - 6:.1f},{y}"
         parts.append(f'<polygon class="pt ref" points="{corners}"/>')
-        parts.append(f'<circle class="pt main" cx="{px(side["estimate"]):.1f}" cy="{y}" r="4"/>')
-        label = f"{100 * (side['estimate'] - one):+.1f} pt".replace("-", "−")
-        parts.append(text_at((WIDTH - RIGHT + 12, y + 4), label, "start"))
+        note = f"{100 * (side['estimate'] - one):+.1f} pt".replace("-", "−")
+        parts += chart.row(index, title, side, note)
     text = "; ".join(f"{title}: {one:.4f} to {side['estimate']:.4f}" for title, one, side in rows)
     return Plot(
         "How far do a model's own answers move?",
         "The same questions asked in another form, each model against itself: baseline diamonds, "
         "candidate dots with 95% intervals, on the right the difference. Without the state "
         "answers should move.",
-        picture((WIDTH, height), "Movement of own answers by what was changed", text, parts),
+        chart.draw("Movement of own answers by what was changed", text, parts),
     )

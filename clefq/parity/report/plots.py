@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from clefq.parity.report.svg import Axis, Canvas, picture, text_at
+from clefq.parity.gates.operating import SHARES
+from clefq.parity.report.svg import Axis, Canvas, Rows, text_at
 from clefq.parity.statistics.arrays import BoolArray, FloatArray
 from clefq.parity.statistics.divergences import QuestionValues, SideValues
 from clefq.parity.statistics.intervals import wilson
@@ -60,8 +61,37 @@ def plots(
         p_true(values, thresholds),
         reliability(document["details"]["reliability"]),
         risk_coverage(values),
+        *(chance_to_pass(curve) for curve in document["details"]["operating"]),
     ]
     return [plot for plot in found if plot is not None]
+
+
+def chance_to_pass(curve: Mapping[str, Any]) -> Plot:
+    """How likely this set passes a gate, by the candidate's true loss.
+
+    Args:
+        curve: An object under `operating` in the details.
+    """
+    points = [(item["loss"], item["passes"]) for item in curve["curve"]]
+    share = curve["metric"] in SHARES
+    tolerated = 1 - curve["limit"] if share else -curve["limit"]
+    what = "answers that change" if share else "accuracy lost"
+    canvas = Canvas(
+        Axis(0, 1.02 * max(points[-1][0], tolerated), f"true share of {what}", percent=True),
+        Axis(0, 1, "chance to pass", percent=True),
+    )
+    body = [canvas.line(((tolerated, 0), (tolerated, 1)), "threshold")]
+    body.append(canvas.label((tolerated, 1), "limit"))
+    body.append(canvas.line(points, "curve main"))
+    body += [canvas.dot(point, "pt main") for point in points]
+    text = ", ".join(f"{passes:.0%} at {100 * loss:.3g} points" for loss, passes in points)
+    return Plot(
+        f"Can this set pass {curve['gate']}?",
+        f"Share of {curve['trials']} simulated sets of this size and make-up that pass, by the "
+        "true loss. A good set passes nearly always on the left and hardly ever from the limit "
+        "on; where the left end is low, a sound candidate fails for want of questions.",
+        canvas.draw(f"Chance to pass {curve['gate']} by the true loss", text, body),
+    )
 
 
 def _floor(noise: ReplicateNoise | None, name: str) -> FloatArray | None:
@@ -122,40 +152,19 @@ def slice_agreement(document: Mapping[str, Any], keys: Sequence[str], variant: s
         return None
     lows = [metric["lower"] for _, metric in rows if metric["lower"] is not None]
     lowest = min([*lows, *(metric["estimate"] for _, metric in rows)])
-    left, line, width, right = 150, 26, 560, 82
-    height = line * len(rows) + 50
-    axis = Axis(max(0.0, lowest - 0.03), 1.0, "", percent=True)
-
-    def px(value: float) -> float:
-        return left + axis.place(value) * (width - left - right)
-
-    parts = []
-    for value, text in axis.ticks():
-        x = px(value)
-        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="4" y2="{height - 42}"/>')
-        parts.append(text_at((x, height - 25), text))
-    parts.append(text_at(((left + width - right) / 2, height - 6), "agreement with the baseline"))
+    axis = Axis(max(0.0, lowest - 0.03), 1.0, "agreement with the baseline", percent=True)
+    chart = Rows(axis, len(rows), left=150, right=82)
+    parts: list[str] = []
     for index, (name, metric) in enumerate(rows):
-        y = 17.0 + index * line
         style = "small" if metric["n_questions"] < MIN_SLICE else "main"
-        parts.append(text_at((left - 8, y + 4), _shorten(name), "end", f"t {style}"))
-        if metric["lower"] is not None:
-            parts.append(
-                f'<line class="iv {style}" x1="{px(metric["lower"]):.1f}" '
-                f'x2="{px(metric["upper"]):.1f}" y1="{y}" y2="{y}"/>'
-            )
-        parts.append(
-            f'<circle class="pt {style}" cx="{px(metric["estimate"]):.1f}" cy="{y}" r="4.5"/>'
-        )
-        label = f"n={metric['n_questions']:,}"
-        parts.append(text_at((width - right + 12, y + 4), label, "start", f"t {style}"))
+        parts += chart.row(index, _shorten(name), metric, f"n={metric['n_questions']:,}", style)
     text = "; ".join(f"{name}: {metric['estimate']:.4f}" for name, metric in rows)
     more = f" {hidden} further slices are in breakdown.csv." if hidden else ""
     return Plot(
         "Does it hold for every length and cohort?",
         f"Agreement with 95% intervals; slices under {MIN_SLICE} questions are grey: too few "
         f"to judge.{more}",
-        picture((width, height), f"Agreement of {variant} by slice", text, parts),
+        chart.draw(f"Agreement of {variant} by slice", text, parts),
     )
 
 

@@ -7,13 +7,15 @@ alone. No script, no font, no remote asset.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 Point = tuple[float, float]
 WIDTH, HEIGHT = 560, 330
 LEFT, RIGHT, TOP, BOTTOM = 62, 18, 32, 46
+ROW_HEIGHT = 26
 BAR_WIDTH, BAR_HEIGHT, BAR_EDGE = 240, 42, 6
 
 
@@ -180,6 +182,76 @@ def picture(
         + "".join(parts)
         + "</svg>"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A chart of one line per row: names on the left, marks on a common axis, notes on the right.
+
+    Attributes:
+        axis: The common axis; its label stands below.
+        count: How many rows.
+        left: Room for names, in user units.
+        right: Room for notes.
+        width: Whole width.
+    """
+
+    axis: Axis
+    count: int
+    left: int
+    right: int
+    width: int = WIDTH
+
+    @property
+    def height(self) -> int:
+        """Whole height, with the axis."""
+        return ROW_HEIGHT * self.count + 50
+
+    def x(self, value: float) -> float:
+        """Where a value lies."""
+        return self.left + self.axis.place(value) * (self.width - self.left - self.right)
+
+    @staticmethod
+    def y(row: int) -> float:
+        """Where a row lies."""
+        return 17.0 + row * ROW_HEIGHT
+
+    def grid(self) -> Iterator[str]:
+        """The axis: its lines, their values, its label."""
+        for value, text in self.axis.ticks():
+            x, end = self.x(value), self.height - 42
+            yield f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="4" y2="{end}"/>'
+            yield text_at((x, self.height - 25), text)
+        middle = (self.left + self.width - self.right) / 2
+        yield text_at((middle, self.height - 6), self.axis.label)
+
+    def row(
+        self, row: int, name: str, metric: Mapping[str, Any], note: str, style: str = "main"
+    ) -> Iterator[str]:
+        """A name, an estimate with its interval where it has one, and a note.
+
+        Args:
+            row: Which, from 0.
+            name: On the left.
+            metric: `estimate`, `lower` and `upper`.
+            note: On the right.
+            style: CSS class.
+        """
+        y = self.y(row)
+        yield text_at((self.left - 8, y + 4), name, "end", f"t {style}")
+        if metric["lower"] is not None and metric["upper"] is not None:
+            yield (
+                f'<line class="iv {style}" x1="{self.x(metric["lower"]):.1f}" '
+                f'x2="{self.x(metric["upper"]):.1f}" y1="{y}" y2="{y}"/>'
+            )
+        at = self.x(metric["estimate"])
+        yield f'<circle class="pt {style}" cx="{at:.1f}" cy="{y}" r="4.5"/>'
+        yield text_at((self.width - self.right + 12, y + 4), note, "start", f"t {style}")
+
+    def draw(self, title: str, description: str, parts: Iterable[str]) -> str:
+        """The whole picture."""
+        size = (self.width, self.height)
+        return picture(size, title, description, [*self.grid(), *parts])
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,13 +95,42 @@ def test_wrong_use_and_input_exit_2(
     gates.write_text("schema: clefq.gates/1\nname: g\ndescription: d\ngates: [{name: a}]\n")
     assert clefq("parity", "--baseline", "bf16", "--gates", gates) == 2
     assert "gates.0.metric is missing" in capsys.readouterr().err
-    for odd in (("--pick",), ("--out", run_folder / "x")):
+    for odd in (
+        ("--pick",),
+        ("--out", run_folder / "x"),
+        ("--gates", "release"),
+        ("--inconclusive-ok",),
+        ("--replicate", junk),
+    ):
         given = ("--baseline", "bf16", "--candidate", "fp8", "--reproduce", gates, *odd)
         assert clefq("parity", *given) == 2
-        assert "leave out --out and --pick" in capsys.readouterr().err
+        assert "leave out --gates, --replicate" in capsys.readouterr().err
     assert clefq("gate", run_folder / "report") == 2
     assert clefq("gate", run_folder / "gone") == 2
     assert "gone is not there" in capsys.readouterr().err
+
+
+def test_reproduce_exits_by_whether_a_published_report_comes_out_again(
+    clefq: Clefq, run_folder: Path, world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert clefq("parity", "--baseline", "bf16", "--candidate", "fp8") == 0
+    published = run_folder / "report" / "synthetic" / "fp8" / "parity.json"
+    before = published.read_bytes()
+    shutil.copytree(run_folder, run_folder.parent / "elsewhere")
+    here = run_folder.parent / "elsewhere" / "predictions" / "synthetic"
+    write(here / "bf16.parquet", predictions(world, "bf16", Dial(noise=0.01), seed=9))
+    ask = ("parity", "--baseline", "bf16", "--candidate", "fp8", "--reproduce", published)
+    ask = (*ask, "--run", run_folder.parent / "elsewhere")
+    for dial, code, word in ((Dial(noise=0.03), 0, "pass"), (Dial(swap=0.2), 1, "fail")):
+        write(here / "fp8.parquet", predictions(world, "fp8", dial, seed=11))
+        capsys.readouterr()
+        assert clefq(*ask, "--json") == code
+        found = json.loads(capsys.readouterr().out)
+        assert (found["word"], found["published"], found["here"]) == (word, "pass", word)
+        assert {check["name"] for check in found["checks"]} >= {"set", "candidate against itself"}
+    write(here / "fp8.parquet", predictions(world, "fp8", model_sha256="e" * 64))
+    assert clefq(*ask) == 4
+    assert published.read_bytes() == before
 
 
 def test_inconclusive_exits_3_and_says_how_much_is_missing(

@@ -9,16 +9,26 @@ import pytest
 
 from clefq.parity.comparison import SetJob, judge_set, load_spec
 from clefq.parity.gates.files import load_gates
+from clefq.parity.gates.judging import judge_gate
 from clefq.parity.plan_gates import plan_from_report
 from clefq.parity.rejudge import rejudge
 from clefq.parity.report.coherence import coherence_rows
 from clefq.parity.report.files import REPORT_FILE
+from clefq.parity.statistics.metric_facts import find_facts
 from clefq.store.predictions import write_predictions
 from clefq.store.sets import SetDraft, write_set
-from tests.parity.coherent import coherent, first_option, predictions, records
+from clefq.store.variant_links import ALL, TRANSFORMS
+from tests.parity.coherent import (
+    blind,
+    coherent,
+    figures,
+    first_option,
+    predictions,
+    records,
+)
 from tests.parity.report.cases import read_page
 
-GATES = b"""
+GATES = """
 schema: clefq.gates/1
 name: coherent
 description: d
@@ -29,6 +39,28 @@ gates:
      min_n: 20, slice: {type: score}}
   - {name: state, metric: state_use_delta, direction: at_least, margin: 0.05, min_n: 20}
 """
+ANSWERED = [name for name, facts in TRANSFORMS.items() if facts.asks != "without the state"]
+EVERY = [
+    f"coherence_{what}_{form}@{name}"
+    for what in ("tv", "flips")
+    for form in ("candidate", "delta")
+    for name in (ALL, *ANSWERED)
+] + ["state_use_candidate", "state_use_delta"]
+
+
+def every_figure() -> str:
+    """A gate on each figure that coherence has, none of them required."""
+    rows = []
+    for metric in EVERY:
+        facts = find_facts(metric)
+        assert facts is not None and facts.gate, metric
+        limit = "margin: 0.05" if facts.kind == "difference" else "bound: 0.25"
+        way = "at_least" if facts.direction == "higher" else "at_most"
+        rows.append(
+            f"  - {{name: {metric.replace('@', '-')}, metric: {metric}, direction: {way}, "
+            f"{limit}, min_n: 20, required: false}}"
+        )
+    return GATES + "\n".join(rows) + "\n"
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +68,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from clefq.console import Console
 
     folder = tmp_path_factory.mktemp("coherent")
-    (folder / "gates.yaml").write_bytes(GATES)
+    (folder / "gates.yaml").write_text(every_figure())
     # a set most of whose questions have no gold, held against both files
     made = write_set(folder / "forms", records(), {}, SetDraft("eval", "forms", {}, ()))
     files = []
@@ -54,7 +86,7 @@ def test_gates_read_them_and_are_judged_again_from_either(report: Path) -> None:
     again = rejudge(report / REPORT_FILE)
     assert again.judged_from == "predictions"
     found = {gate["name"]: gate for gate in again.document["gates"]}
-    assert {name: gate["status"] for name, gate in found.items()} == {
+    assert {name: gate["status"] for name, gate in found.items() if gate["required"]} == {
         "any": "inconclusive", "order": "fail", "ratings": "pass", "state": "inconclusive",
     }  # fmt: skip
     places = [
@@ -71,6 +103,12 @@ def test_gates_read_them_and_are_judged_again_from_either(report: Path) -> None:
     plan = {row.gate: row for row in plan_from_report(
         load_gates(str(report.parents[1] / "gates.yaml")).gates, again.document, 0.8
     )}  # fmt: skip
+    for metric in EVERY:  # each is gated by its own figure, planned, and judged again above
+        name = metric.replace("@", "-")
+        assert found[name]["status"] in ("pass", "fail", "inconclusive"), metric
+        assert found[name]["estimate"] == again.document["metrics"][metric]["estimate"]
+        assert plan[name].have == found[name]["n_questions"] >= 20
+        assert plan[name].needed is not None or found[name]["status"] == "inconclusive", metric
     assert plan["order"].decided
     assert not plan["any"].decided
 
@@ -86,11 +124,30 @@ def test_the_page_has_the_section(report: Path) -> None:
     assert "| options in another order | 0.00% |" in (report / "report.md").read_text("utf-8")
 
 
+def test_the_template_stops_a_build_that_leans_on_the_order(report: Path) -> None:
+    """And nothing that is no less steady; on a set without variants it stays open."""
+    gates = load_gates("coherence").gates
+    statistics = figures(first_option)
+    found = {
+        gate.name: [result.status for result in judge_gate(replace(gate, min_n=20), statistics)]
+        for gate in gates.gates
+    }
+    assert found["order"] == found["steady"] == ["fail"]
+    same = figures(coherent)
+    for gate in gates.gates:
+        if gate.metric.startswith(("coherence_", "state_use_")):
+            (result,) = judge_gate(replace(gate, min_n=20), same)
+            assert result.status == "pass", gate.name
+    blinded = next(gate for gate in gates.gates if gate.metric == "state_use_delta")
+    (result,) = judge_gate(replace(blinded, min_n=20), figures(blind))
+    assert result.status == "fail"
+
+
 def test_without_variants_such_a_gate_stays_open(tmp_path: Path) -> None:
     from tests.parity.factory import Design, make_pair
     from tests.parity.report.cases import judged
 
-    (tmp_path / "gates.yaml").write_bytes(GATES)
+    (tmp_path / "gates.yaml").write_text(GATES)
     document = judged(*make_pair(Design()), str(tmp_path / "gates.yaml"))
     assert document["verdict"]["word"] == "inconclusive"
     assert {gate["status"] for gate in document["gates"]} == {"not_gated"}

@@ -10,6 +10,7 @@ import pytest
 from clefq.parity.gates.compare import CandidateReport
 from clefq.parity.report.plots import (
     Plot,
+    chance_to_pass,
     distances,
     flip_rate,
     p_true,
@@ -105,6 +106,21 @@ def test_risk_at_full_coverage_is_the_error_rate(report: CandidateReport) -> Non
         accuracy = report.statistics.metrics[f"accuracy_{role}"].estimate
         assert accuracy is not None
         assert f"{role}: {1 - accuracy:.4f} at full coverage" in plot.svg
+
+
+def test_the_chance_to_pass_is_drawn_as_it_was_found() -> None:
+    points = [(0.0, 1.0), (0.005, 0.9), (0.01, 0.3), (0.02, 0.0)]
+    curve_of = {
+        "gate": "steady", "metric": "agreement", "limit": 0.98, "trials": 100, "resemblance": 0.0,
+        "curve": [{"loss": loss, "passes": share} for loss, share in points],
+    }  # fmt: skip
+    plot = chance_to_pass(curve_of)
+    drawn = curve(plot, "main")
+    assert [height(y) for _, y in drawn] == pytest.approx([y for _, y in points], abs=0.01)
+    limit = re.search(r'class="threshold" points="([\d.]+),', plot.svg)
+    assert limit is not None and float(limit[1]) == pytest.approx(drawn[-1][0], abs=0.2)
+    difference = chance_to_pass({**curve_of, "metric": "accuracy_delta", "limit": -0.02})
+    assert curve(difference, "main") == drawn and "accuracy lost" in difference.svg
 
 
 def test_every_plot_describes_itself(report: CandidateReport, document: dict) -> None:
