@@ -65,6 +65,15 @@ class Backbone:
         weight: Tensor = self.model.lm_head.weight
         return weight
 
+    def clipped(self) -> dict[str, tuple[int, int]]:
+        """See `Simulating.clipped`."""
+        counts = {
+            name: (int(layer.clipping.beyond), int(layer.clipping.blocks))
+            for name, layer in self.model.named_modules()
+            if isinstance(layer, QuantizedLinear)
+        }
+        return {name: count for name, count in counts.items() if count[1]}
+
     def hidden_states(self, token_ids: Tensor) -> Tensor:
         """Final hidden states of right-padded prompts without media.
 

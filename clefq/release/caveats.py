@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from clefq.clef.formats import MEANT_ARITHMETIC
+from clefq.parity.gates.banners import CALIBRATE, CLIPPED, clipped_text
 from clefq.parity.gates.formatting import count, figure, interval, markdown_cell
 from clefq.parity.gates.preregistration import PREREGISTERED
 from clefq.parity.gates.rows import alarm_line
@@ -47,6 +48,9 @@ def _execution(found: Evidence) -> Iterator[str]:
                 f"{side['arithmetic']} arithmetic ({side['engine']} {side['engine_version']}, "
                 f"{markdown_cell(side['device'])}). Real kernels may differ; they were not run."
             )
+        clipped = side.get("clipped")
+        if clipped and max(clipped.values()) > CLIPPED:
+            yield f"**Clipped inputs.** {where} {clipped_text(clipped)}; {CALIBRATE}."
         meant = MEANT_ARITHMETIC.get(found.scheme)
         if meant is not None and side["arithmetic"] != meant:
             yield (

@@ -123,6 +123,10 @@ class PredictionsMeta(Stored):
             server's own counts, or None.
         redacted_from: Hash of the file that this one is a copy of without its names (`clefq bundle
             --redact`), or None.
+        clipped: Where kernels are simulated: by module with a calibrated input scale (of those that
+            read the same inputs the first), the share of the blocks of 16 inputs that exceed what
+            the scale covers (answers taken over from other sets: the largest share of the runs);
+            or None.
     """
 
     eval_set: Annotated[str, Rule(can_name_folder, "cannot be a folder's name")]
@@ -151,6 +155,7 @@ class PredictionsMeta(Stored):
     api: str | None = None
     prompts: Literal["counted", "estimated"] | None = None
     redacted_from: Annotated[str, sha256_digits()] | None = None
+    clipped: dict[str, float] | None = None
 
     @property
     def labels(self) -> bool:

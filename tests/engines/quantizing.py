@@ -129,6 +129,19 @@ def quantize_release(source: Path, out: Path, kind_of: Callable[[str], str | Non
     return out
 
 
+def with_inputs_to(amax: float, folder: Path, out: Path) -> Path:
+    """A copy of a checkpoint whose input scales cover magnitudes up to `amax`."""
+    shutil.copytree(folder, out)
+    tensors = load_file(out / "model.safetensors")
+    for name in tensors:
+        if name.endswith("input_global_scale"):
+            tensors[name] = torch.tensor([448.0 * 6.0 / amax])
+        elif name.endswith("input_scale"):
+            tensors[name] = torch.tensor([amax / 448.0])
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    return out
+
+
 def _pack(weight: Tensor, kind: str) -> dict[str, Tensor]:
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import preset_name_to_scheme

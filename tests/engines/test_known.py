@@ -119,7 +119,8 @@ def test_a_grown_set_asks_only_the_new_records(
 ) -> None:
     predict_set(job(run, release, "old"), QUIET)
     old = run.predictions("old", "bf16")
-    meta = replace(read_meta(old), created_at="2026-01-02T03:04:05+00:00")
+    clipped = {"layers.0.down_proj": 0.02}
+    meta = replace(read_meta(old), created_at="2026-01-02T03:04:05+00:00", clipped=clipped)
     write_predictions(old, read_predictions(old).frame, meta, read_how(old))
     changed = replace(records[3], gold={})
     add_set(run, "new", [*records[:3], changed, *records[4:]])
@@ -130,6 +131,7 @@ def test_a_grown_set_asks_only_the_new_records(
     found = read_predictions(run.predictions("new", "bf16"))
     # as old as its oldest answers: gates frozen since came after them
     assert found.meta.created_at == "2026-01-02T03:04:05+00:00"
+    assert found.meta.clipped == clipped  # no warning is lost with them
     (source,) = read_how(run.predictions("new", "bf16"))["reused"]
     assert (source["eval_set"], source["records"]) == ("old", 15)
     assert found.growth is None  # a record of the old set was changed

@@ -28,6 +28,7 @@ from clefq.errors import ClefqError, InputError
 from clefq.names.models import ModelRef
 from clefq.store.predictions import Predictions, read_predictions
 from clefq.store.sets import open_set
+from tests.engines.quantizing import quantize_release, with_inputs_to
 
 QUIET = Console(quiet=True)
 
@@ -133,16 +134,27 @@ def crash_after(groups: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
+@pytest.mark.parametrize("kind", [None, "fp8-static"])
 def test_a_run_resumes_and_gives_the_same_file(
-    release: Path, set_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    release: Path,
+    set_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str | None,
 ) -> None:
+    model = release
+    if kind is not None:
+        made = quantize_release(release, tmp_path / "made", lambda _: kind)
+        model = with_inputs_to(2.0, made, tmp_path / "model")
     whole, out = tmp_path / "whole.parquet", tmp_path / "p.parquet"
-    predict_set(job_for(release, set_path, whole), QUIET)
+    predict_set(job_for(model, set_path, whole), QUIET)
+    clipped = read_predictions(whole).meta.clipped
+    assert clipped is None if kind is None else clipped and max(clipped.values()) > 0
     asked = crash_after(3, monkeypatch)
     with pytest.raises(Crash):
-        predict_set(job_for(release, set_path, out), QUIET)
+        predict_set(job_for(model, set_path, out), QUIET)
     assert not out.exists()
-    summary = predict_set(job_for(release, set_path, out), QUIET)
+    summary = predict_set(job_for(model, set_path, out), QUIET)
     assert asked[0] == summary.records
     assert asked[1] == summary.records - summary.resumed
     assert 0 < summary.resumed < summary.records

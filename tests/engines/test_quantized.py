@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from tests.engines.quantizing import (
     reference_nvfp4,
     reference_weight,
     token_scales,
+    with_inputs_to,
 )
 
 CPU = torch.device("cpu")
@@ -137,6 +139,44 @@ def test_info_and_answers(checkpoints: dict[str, Path], records: list[Record], k
     results = [result for group in engine.predict(records[:4]) for result in group]
     assert len(results) == 4
     assert not any(result.errors for result in results)
+
+
+@pytest.mark.parametrize("kind", ["nvfp4", "fp8-static"])
+def test_what_calibrated_scales_clip_is_measured(
+    checkpoints: dict[str, Path], records: list[Record], tmp_path: Path, kind: str
+) -> None:
+    """Record by record against hooks; the same shares in one padded batch; none if dynamic."""
+    folder = with_inputs_to(2.0, checkpoints[kind], tmp_path / kind)
+    spec = EngineSpec(threads=1, dtype="float32", batch_tokens=1)
+    engine = TransformersEngine(folder, spec)
+    assert engine.clipped() == {}
+    seen: dict[str, list[torch.Tensor]] = {}
+
+    def hook(module: torch.nn.Module, args: tuple[torch.Tensor]) -> None:
+        blocks = args[0].reshape(-1, 16).abs().amax(-1)
+        seen.setdefault(names[module], []).append(blocks)
+
+    names = {module: name for name, module in engine.backbone.model.named_modules()}
+    for module in names:
+        if isinstance(module, QuantizedLinear):
+            module.register_forward_pre_hook(hook)
+    assert sum(len(group) for group in engine.predict(records[:6])) == 6
+    one = engine.clipped()
+    covers = 2.0 if kind == "nvfp4" else 448.0 * float(np.float32(2.0 / 448.0))
+    for module, counts in one.items():
+        every = torch.cat(seen[module])
+        assert counts == (int((every > covers).sum()), len(every)), module
+    assert len(one) < len(seen) and any(0 < beyond < blocks for beyond, blocks in one.values())
+    other = TransformersEngine(folder, replace(spec, batch_tokens=100_000))
+    list(other.predict(records[:6]))
+    batched = other.clipped()
+    assert batched.keys() == one.keys()
+    for module, (beyond, blocks) in one.items():
+        assert batched[module][1] == blocks
+        assert batched[module][0] == pytest.approx(beyond, abs=2e-3 * blocks)
+    dynamic = TransformersEngine(checkpoints["fp8"], EngineSpec(threads=1))
+    list(dynamic.predict(records[:1]))
+    assert dynamic.clipped() == {}
 
 
 def test_mixed_formats_are_found_by_their_targets(checkpoints: dict[str, Path]) -> None:

@@ -17,9 +17,11 @@ from clefq.clef.small_floats import (
 )
 from clefq.engines.simulation import (
     ChannelWeight,
+    Clipping,
     Fp8StaticInputs,
     Fp8TokenInputs,
     InputMemo,
+    InputQuantizer,
     Int4Weight,
     Int8TokenInputs,
     KeepInputs,
@@ -174,17 +176,35 @@ def test_the_output_is_rounded_once() -> None:
 
 
 def test_layers_share_quantized_inputs_only_where_they_may() -> None:
-    memo = InputMemo()
+    memo, seen = InputMemo(), Clipping()
     inputs = torch.from_numpy(RNG.standard_normal((4, 64))).float()
-    first = memo.quantize(inputs, inputs, Nvfp4Inputs(300.0))
-    assert memo.quantize(inputs, inputs, Nvfp4Inputs(300.0))[0] is first[0]
-    other = memo.quantize(inputs, inputs, Nvfp4Inputs(200.0))
+    first = memo.quantize(inputs, inputs, Nvfp4Inputs(300.0), seen)
+    assert memo.quantize(inputs, inputs, Nvfp4Inputs(300.0), seen)[0] is first[0]
+    other = memo.quantize(inputs, inputs, Nvfp4Inputs(200.0), seen)
     assert not torch.equal(other[0], first[0])
     equal = inputs.clone()
-    again = memo.quantize(equal, equal, Nvfp4Inputs(200.0))
+    again = memo.quantize(equal, equal, Nvfp4Inputs(200.0), seen)
     assert again[0] is not other[0]
     memo.clear()
-    assert memo.quantize(equal, equal, Nvfp4Inputs(200.0))[0] is not again[0]
+    assert memo.quantize(equal, equal, Nvfp4Inputs(200.0), seen)[0] is not again[0]
+    assert seen.blocks == 4 * 16  # what is shared is counted once
+
+
+@pytest.mark.parametrize("quantizer", [Nvfp4Inputs(2688 / 1.5), Fp8StaticInputs(1.5 / 448)])
+def test_blocks_beyond_a_calibrated_scale_are_counted(quantizer: InputQuantizer) -> None:
+    """Against plain Python; the calibrated maximum itself is covered, padding is not counted."""
+    inputs = torch.from_numpy(RNG.standard_normal((9, 64))).to(torch.bfloat16)
+    inputs[0, 3], inputs[1, 17:19] = 1.5, -7.0
+    real = torch.arange(9) < 6
+    memo, seen = InputMemo(), Clipping()
+    memo.real = real
+    memo.quantize(inputs, inputs, quantizer, seen)
+    rows = [[abs(value) for value in row] for row in inputs[:6].tolist()]
+    blocks = [row[at : at + 16] for row in rows for at in range(0, 64, 16)]
+    assert (seen.blocks, int(seen.beyond)) == (24, sum(max(block) > 1.5 for block in blocks))
+    assert 0 < int(seen.beyond) < 24
+    memo.quantize(inputs / 8, inputs / 8, quantizer, seen)
+    assert seen.blocks == 48
 
 
 def test_int4_weights_are_unpacked_in_the_scales_dtype() -> None:

@@ -281,6 +281,8 @@ def test_caveats_come_from_the_evidence(evidence: Evidence) -> None:
     fewer = "\n".join(caveats(real))
     for phrase in ("Simulated kernels", "not made with vLLM", "Not pre-registered"):
         assert phrase not in fewer
+    clipped = edited(evidence, candidate__clipped={"layers.0.down_proj": 0.04})
+    assert "most in layers.0.down_proj (4.0%); calibrate on records" in "\n".join(caveats(clipped))
     other = edited(evidence, candidate__arithmetic="w4a4", candidate__model_sha256=None)
     words = "\n".join(caveats(other))
     assert "**Other arithmetic.**" in words and "nothing proves that it served" in words

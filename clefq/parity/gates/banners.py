@@ -8,6 +8,8 @@ from clefq.parity.statistics.metric_facts import LABELS
 from clefq.store.predictions import PredictionsMeta
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from clefq.parity.gates.verdict import Coverage, VerdictInputs
 
 COPIED = (
@@ -18,6 +20,9 @@ REDACTED = (
     "redacted: ids and names are opaque, and texts are left out; every figure was computed from "
     "the redacted answers"
 )
+# Share of blocks of inputs beyond their calibrated scale from which a report says so.
+CLIPPED = 0.001
+CALIBRATE = "calibrate on records like those that it is to serve"
 # From this share of answers that are bit for bit the baseline's, a report says so.
 MANY_IDENTICAL = 0.1
 
@@ -33,26 +38,7 @@ def banners_of(evidence: VerdictInputs) -> list[str]:
     found += _model_banners(evidence.baseline, evidence.candidate)
     found += _evidence_banners(coverage)
     for role, meta in (("baseline", evidence.baseline), ("candidate", evidence.candidate)):
-        if meta.api == "decisions":
-            found.append(
-                f"another prompt ({role}): /v1/decisions numbers the questions, quotes the options "
-                "and asks true/false questions as a choice, which is not what Clef was trained on"
-            )
-        if meta.kernels == "simulated":
-            found.append(
-                f"kernels: simulated ({role}): these answers emulate {meta.arithmetic} arithmetic "
-                f"on {meta.device}; real kernels may differ"
-            )
-        if meta.labels:
-            found.append(
-                f"{LABELS} ({role}): only the chosen options are known, so that KL, total "
-                "variation, confidence and what rests on them are not computed"
-            )
-        if unsaid(meta):
-            found.append(
-                f"unknown arithmetic ({role}): its server does not say what it runs; "
-                f"{meta.kernels} kernels are assumed"
-            )
+        found += _run_banners(meta, role)
     one, other = evidence.baseline, evidence.candidate
     if one.engine != other.engine:
         found.append(
@@ -64,6 +50,34 @@ def banners_of(evidence: VerdictInputs) -> list[str]:
         found.append(
             "prompts may differ: the baseline was run with max_length "
             f"{one.max_length}{_cut(one)}, the candidate with {other.max_length}{_cut(other)}"
+        )
+    return found
+
+
+def _run_banners(meta: PredictionsMeta, role: str) -> list[str]:
+    """How one side was run."""
+    found = []
+    if meta.api == "decisions":
+        found.append(
+            f"another prompt ({role}): /v1/decisions numbers the questions, quotes the options "
+            "and asks true/false questions as a choice, which is not what Clef was trained on"
+        )
+    if meta.kernels == "simulated":
+        found.append(
+            f"kernels: simulated ({role}): these answers emulate {meta.arithmetic} arithmetic "
+            f"on {meta.device}; real kernels may differ"
+        )
+    if meta.clipped and max(meta.clipped.values()) > CLIPPED:
+        found.append(f"{clipped_text(meta.clipped)} ({role}); {CALIBRATE}")
+    if meta.labels:
+        found.append(
+            f"{LABELS} ({role}): only the chosen options are known, so that KL, total "
+            "variation, confidence and what rests on them are not computed"
+        )
+    if unsaid(meta):
+        found.append(
+            f"unknown arithmetic ({role}): its server does not say what it runs; "
+            f"{meta.kernels} kernels are assumed"
         )
     return found
 
@@ -107,6 +121,17 @@ def _model_banners(baseline: PredictionsMeta, candidate: PredictionsMeta) -> lis
             f"not with BF16{swapped}"
         )
     return found
+
+
+def clipped_text(clipped: Mapping[str, float]) -> str:
+    """Where inputs exceed what they were calibrated for, and how many of them."""
+    over = [module for module, share in clipped.items() if share > CLIPPED]
+    worst = max(clipped, key=lambda module: clipped[module])
+    return (
+        f"inputs are clipped: in {len(over)} of {len(clipped)} places more than {CLIPPED:.1%} of "
+        f"the blocks of inputs exceed the calibrated maximum, most in {worst} "
+        f"({clipped[worst]:.1%})"
+    )
 
 
 def unsaid(meta: PredictionsMeta) -> bool:

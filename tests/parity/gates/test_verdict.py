@@ -189,6 +189,16 @@ def test_the_baselines_answers_under_another_name_never_pass() -> None:
     assert verdict(result("pass"), candidate=rounded, mean_tv=0.0).word == "pass"
 
 
+def test_clipped_inputs_put_up_a_banner() -> None:
+    shares = {"model.layers.0.q_proj": 0.0005, "model.layers.3.down_proj": 0.021}
+    found = verdict(result("pass"), candidate=meta("nvfp4", clipped=shares))
+    (text,) = (text for text in found.banners if text.startswith("inputs are clipped"))
+    assert "in 1 of 2 places" in text and "most in model.layers.3.down_proj (2.1%)" in text
+    assert text.endswith("(candidate); calibrate on records like those that it is to serve")
+    few = verdict(result("pass"), candidate=meta("nvfp4", clipped=dict.fromkeys(shares, 0.0009)))
+    assert not any("clipped" in text for text in few.banners)
+
+
 def test_a_quantized_baseline_puts_up_a_banner() -> None:
     found = verdict(result("pass"), baseline=meta("nvfp4"), candidate=meta("bf16"))
     assert any("swapped" in text for text in found.banners)
