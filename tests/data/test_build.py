@@ -377,13 +377,13 @@ def test_a_stopped_build_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     definition = define({"sources": [BANKING, {"source": "boolq", "split": "dev"}]})
     spec = BuildSpec(definition, tmp_path, tmp_path / "sets/made", FIXTURES, allow_malformed=1.0)
     reads: list[str] = []
-    real = build_module.Load.examples
+    real = build_module.SplitPass.examples
 
     def counted(load: Any) -> Any:
         reads.append(load.source.name)
         return real(load)
 
-    monkeypatch.setattr(build_module.Load, "examples", counted)
+    monkeypatch.setattr(build_module.SplitPass, "examples", counted)
     writing = build_module.write_set
     monkeypatch.setattr(build_module, "write_set", _interrupt)
     with pytest.raises(KeyboardInterrupt):

@@ -288,7 +288,9 @@ def test_running_out_of_memory_names_the_option(
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(engine, "_backbone", SimpleNamespace(hidden_states=full))
+    monkeypatch.setattr(
+        engine, "_backbone", SimpleNamespace(hidden_states=full, memo=SimpleNamespace())
+    )
     with pytest.raises(ClefqError, match="ran out of memory") as caught:
         run(engine, records[:1])
     assert caught.value.fix is not None
